@@ -1,0 +1,109 @@
+"""The verbs. A verb's module is imported when that verb is called, so `pdbench --help` costs next to nothing."""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from typing import Annotated, Any
+
+import typer
+
+from pdbench import __version__
+from pdbench.errors import CRASH_EXIT_CODE, Interrupted, PdbenchError
+
+VERBS = {
+    "sweep": ("pdbench.sweep.command:sweep", "Measure: request rate x prompt length against a live deployment."),
+    "report": ("pdbench.report.command:report", "Judge a run directory again: verdict, summary.json, report.html."),
+    "testbed": ("pdbench.testbed.command:testbed", "Start a SIMULATED deployment on loopback to practise on."),
+}
+# Options that take several values in a row, as they do in vllm bench serve.
+SPREADING = {"--goodput": ":"}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command line and return its exit code (docs/exit-codes.md)."""
+    words = list(sys.argv[1:] if argv is None else argv)
+    try:
+        _app(words)(args=list(spread(words)), prog_name="pdbench", standalone_mode=True)
+    except PdbenchError as error:
+        _explain(error)
+        return error.exit_code
+    except SystemExit as end:
+        return end.code if isinstance(end.code, int) else 0 if end.code is None else CRASH_EXIT_CODE
+    except Exception:  # noqa: BLE001 - the one place where a bug of ours becomes exit code 70
+        import traceback
+
+        traceback.print_exc()
+        print(
+            f"pdbench {__version__}: this is a bug in pdbench; please report it with the lines above.", file=sys.stderr
+        )
+        return CRASH_EXIT_CODE
+    return 0
+
+
+def spread(words: Sequence[str]) -> Iterator[str]:
+    """`--goodput ttft:2000 tpot:30` as click wants it: the option's name before each value."""
+    option, mark = "", ""
+    for word in words:
+        if option and mark in word and not word.startswith("-"):
+            yield from (option, word)
+            continue
+        option, mark = "", ""
+        if word in SPREADING:
+            option, mark = word, SPREADING[word]
+            continue
+        yield word
+    return
+
+
+def _app(words: Sequence[str]) -> typer.Typer:
+    app = typer.Typer(
+        no_args_is_help=True,
+        add_completion=False,
+        pretty_exceptions_enable=False,
+        rich_markup_mode=None,
+        context_settings={"help_option_names": ["-h", "--help"]},
+    )
+    app.callback()(_top)
+    called = next((word for word in words if not word.startswith("-")), None)
+    for verb, (where, summary) in VERBS.items():
+        app.command(verb, help=None if verb == called else summary)(_load(where) if verb == called else _placeholder)
+    return app
+
+
+def _top(
+    version: Annotated[bool, typer.Option("--version", help="Print the version and exit.", is_eager=True)] = False,
+) -> None:
+    """Measure a prefill/decode deployment: where time to first token goes, what to change, what a number is worth."""
+    if version:
+        print(f"pdbench {__version__}")
+        raise typer.Exit
+
+
+def _placeholder() -> None:
+    """Stands for a verb that this command line does not call."""
+
+
+def _load(where: str) -> Callable[..., Any]:
+    module, _, name = where.partition(":")
+    function: Callable[..., Any] = getattr(importlib.import_module(module), name)
+
+    @functools.wraps(function)
+    def guarded(*args: Any, **kwargs: Any) -> Any:
+        try:
+            return function(*args, **kwargs)
+        except KeyboardInterrupt:
+            raise Interrupted("interrupted.") from None
+
+    return guarded
+
+
+def _explain(error: PdbenchError) -> None:
+    from rich.console import Console
+
+    console = Console(stderr=True, highlight=False, soft_wrap=True)
+    console.print(f"pdbench: {error}", markup=False, style="bold")
+    if error.hint:
+        console.print(f"  {error.hint}", markup=False)

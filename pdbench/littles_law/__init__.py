@@ -1,0 +1,1 @@
+"""What should be expected? Pure functions, no I/O."""

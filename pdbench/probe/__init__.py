@@ -1,0 +1,1 @@
+"""What do servers, links and GPUs say?"""

@@ -1,0 +1,1 @@
+"""What does the client see? Plan, arrivals, prompts, requests, rows."""

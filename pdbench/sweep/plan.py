@@ -1,0 +1,85 @@
+"""The plan: which cells are measured, in which order, with which seeds. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import numpy as np
+
+DEFAULT_DURATION_S = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """One point of the grid. Open loop has a rate, closed loop a concurrency; the other one is `None`."""
+
+    cell: int
+    target: str
+    request_rate: float | None
+    max_concurrency: int | None
+    prompt_len: int
+    output_len: int
+
+    @property
+    def loop(self) -> str:
+        return "open" if self.request_rate is not None else "closed"
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """All that decides what is sent. The first limit reached (`num_prompts`, `duration_s`) ends a cell's sends."""
+
+    cells: tuple[Cell, ...]
+    repeats: int = 1
+    arrivals: str = "poisson"  # poisson, gamma, constant
+    burstiness: float = 1.0  # gamma shape of the gaps, as in vLLM: 1 is Poisson, below 1 is burstier
+    num_prompts: int | None = None
+    duration_s: float | None = DEFAULT_DURATION_S
+    seed: int = 0
+    endpoint: str = "completions"  # completions (token ids), chat (text)
+    vocab_size: int = 4000  # ids are drawn from 256 to vocab_size - 1
+    ignore_eos: bool = True
+    timeout_s: float = 600.0
+    goodput_ms: Mapping[str, float] = field(default_factory=dict)  # ttft, tpot, itl, e2el -> limit
+    sample_interval_s: float = 0.5
+
+    def turns(self) -> Iterator[tuple[Cell, int]]:
+        """(cell, repeat) in the order of measurement: the whole grid, then again with the targets the other way round."""
+        for repeat in range(self.repeats):
+            groups: dict[tuple[Any, ...], list[Cell]] = {}
+            for cell in self.cells:
+                groups.setdefault(_place(cell), []).append(cell)
+            for group in groups.values():
+                for cell in group if repeat % 2 == 0 else reversed(group):
+                    yield cell, repeat
+
+    def cell_seed(self, cell: Cell, repeat: int) -> int:
+        """Seed of one cell's arrivals and prompts: the same for every target, another for every cell and repeat."""
+        place = [round(float(value or 0) * 1e6) for value in _place(cell)]
+        return int(np.random.SeedSequence([self.seed, repeat, *place]).generate_state(1, np.uint64)[0] >> 1)
+
+    def document(self) -> dict[str, Any]:
+        """The plan as stored in run.json."""
+        return {**asdict(self), "cells": [{**asdict(cell), "loop": cell.loop} for cell in self.cells]}
+
+
+def _place(cell: Cell) -> tuple[Any, ...]:
+    return (cell.request_rate, cell.max_concurrency, cell.prompt_len, cell.output_len)
+
+
+def grid(
+    targets: list[str], rates: list[float], concurrencies: list[int], prompt_lens: list[int], output_lens: list[int]
+) -> tuple[Cell, ...]:
+    """The cells: by prompt length, then output length, then rising load, then target."""
+    loads = [(rate, None) for rate in rates] if rates else [(None, c) for c in concurrencies]
+    places = [(load, p, o, t) for p in prompt_lens for o in output_lens for load in loads for t in targets]
+    return tuple(Cell(i, t, rate, c, p, o) for i, ((rate, c), p, o, t) in enumerate(places))
+
+
+def plan_of(document: Mapping[str, Any]) -> Plan:
+    """The inverse of `Plan.document`."""
+    cells = tuple(Cell(**{k: v for k, v in cell.items() if k in Cell.__slots__}) for cell in document["cells"])
+    known = {k: v for k, v in document.items() if k in Plan.__slots__ and k != "cells"}
+    return Plan(cells=cells, **known)
