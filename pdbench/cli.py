@@ -66,7 +66,7 @@ def _app(words: Sequence[str]) -> typer.Typer:
         rich_markup_mode=None,
         context_settings={"help_option_names": ["-h", "--help"]},
     )
-    app.callback()(_top)
+    app.callback(invoke_without_command=True)(_top)
     called = next((word for word in words if not word.startswith("-")), None)
     for verb, (where, summary) in VERBS.items():
         app.command(verb, help=None if verb == called else summary)(_load(where) if verb == called else _placeholder)

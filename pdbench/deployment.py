@@ -207,7 +207,7 @@ def build(
     slots: Mapping[str, int] | None = None,
     **known: Any,
 ) -> Deployment:
-    """A deployment from (role, URL) pairs. `metrics_urls` and `slots` are by server name, `known` are Deployment fields."""
+    """A deployment from (role, URL) pairs; `metrics_urls` and `slots` by server name, `known` are Deployment fields."""
     servers: list[Server] = []
     basic: dict[str, tuple[str, str]] = {}
     for role, text in urls:

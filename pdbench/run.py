@@ -246,7 +246,7 @@ def _live_rows(table: str, path: Path) -> Iterator[dict[str, Any]]:
 
 
 def metric_rows(scrape: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-    """The rows of a scrape record {t, target, server, role, rows}; a row is metric, canonical, kind, engine, labels, value."""
+    """The rows of a scrape record; each of its rows is [metric, canonical, kind, engine, labels, value]."""
     for metric, canonical, kind, engine, labels, value in scrape["rows"]:
         yield {
             "t": scrape["t"],

@@ -46,7 +46,7 @@ class Plan:
     sample_interval_s: float = 0.5
 
     def turns(self) -> Iterator[tuple[Cell, int]]:
-        """(cell, repeat) in the order of measurement: the whole grid, then again with the targets the other way round."""
+        """(cell, repeat) in the order of measurement: the grid, then again with the targets the other way round."""
         for repeat in range(self.repeats):
             groups: dict[tuple[Any, ...], list[Cell]] = {}
             for cell in self.cells:

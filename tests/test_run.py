@@ -1,0 +1,135 @@
+"""Nothing measured is lost, and what another program reads keeps its form."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from pdbench.errors import StorageError, UsageError
+from pdbench.run import RequestRow, Run, request_record
+
+# The columns other programs rely on.
+CONTRACT = {
+    *("cell", "repeat", "class", "request_id", "target", "intended_s", "sent_s", "first_byte_s", "first_token_s"),
+    *("second_token_s", "last_token_s", "done_s", "prompt_tokens", "output_tokens", "chunks", "status", "error"),
+}
+
+
+def row(cell: int, index: int, repeat: int = 0) -> RequestRow:
+    return RequestRow(cell, repeat, "default", f"{cell}-{repeat}-{index}", "default", index, index / 10, status="ok")
+
+
+def write_live(run: Run, cell: int, n: int, repeat: int = 0) -> None:
+    with run.live_path("requests", cell, repeat).open("a") as file:
+        for index in range(n):
+            file.write(json.dumps(request_record(row(cell, index, repeat))) + "\n")
+    with run.live_path("chunks", cell, repeat).open("a") as file:
+        for index in range(n):
+            file.write(json.dumps({"request_id": f"{cell}-{repeat}-{index}", "offset_s": [0.1, 0.2]}) + "\n")
+    with run.live_path("metrics", cell, repeat).open("a") as file:
+        rows = [["vllm:num_requests_running", "running", "gauge", "0", "{}", 3.0]]
+        file.write(
+            json.dumps({"t": 1.0, "target": "default", "server": "decode-0", "role": "decode", "rows": rows}) + "\n"
+        )
+
+
+def counts(run: Run) -> tuple[int, int, int]:
+    return len(run.table("requests")), len(run.table("chunks")), len(run.table("metrics"))
+
+
+def test_rows_can_be_read_while_the_cell_runs_after_it_and_when_the_run_is_finished(tmp_path: Path) -> None:
+    run = Run.create(tmp_path / "run", {"simulated": False})
+    write_live(run, 0, 3)
+    assert counts(run) == (3, 3, 1)
+    run.seal(0, 0)
+    write_live(run, 1, 2)
+    assert counts(run) == (5, 5, 2)
+    run.finish()
+    assert counts(run) == (5, 5, 2)
+    assert sorted(p.name for p in run.path.iterdir()) == [
+        "chunks.parquet",
+        "metrics.parquet",
+        "requests.parquet",
+        "run.json",
+    ]
+    assert CONTRACT <= set(Run.open(run.path).table("requests").columns)
+    assert list(run.table("metrics").columns)[:5] == ["t", "target", "server", "role", "engine"]
+
+
+def test_a_line_cut_short_by_a_crash_costs_that_line_only(tmp_path: Path) -> None:
+    run = Run.create(tmp_path / "run", {})
+    write_live(run, 0, 3)
+    with run.live_path("requests", 0, 0).open("a") as file:
+        file.write('{"cell": 0, "repea')
+    assert counts(run) == (3, 3, 1)
+    run.finish()
+    assert counts(run) == (3, 3, 1)
+
+
+def test_not_measured_stays_not_measured(tmp_path: Path) -> None:
+    run = Run.create(tmp_path / "run", {})
+    write_live(run, 0, 1)
+    run.finish()
+    assert run.table("requests")["first_token_s"].isna().all()
+    assert run.table("requests")["prompt_tokens"].isna().all()
+
+
+def test_resuming_forgets_the_interrupted_cell_and_keeps_the_rest(tmp_path: Path) -> None:
+    run = Run.create(tmp_path / "run", {})
+    write_live(run, 0, 3)
+    run.seal(0, 0)
+    write_live(run, 1, 2)
+    run.finish()
+    run.reopen()
+    run.discard(1, 0)
+    assert counts(run)[:2] == (3, 3)
+    write_live(run, 1, 4)
+    run.finish()
+    assert counts(run)[:2] == (7, 7)
+
+
+def test_a_directory_with_something_in_it_is_not_overwritten(tmp_path: Path) -> None:
+    (tmp_path / "notes.txt").write_text("mine")
+    with pytest.raises(UsageError, match="exists"):
+        Run.create(tmp_path, {})
+    assert (tmp_path / "notes.txt").read_text() == "mine"
+
+
+def test_newer_schemas_are_refused_and_older_ones_read(tmp_path: Path) -> None:
+    run = Run.create(tmp_path / "run", {})
+    run.document["schema"] = 99
+    run.save()
+    with pytest.raises(UsageError, match="schema 99"):
+        Run.open(run.path)
+    (tmp_path / "other").mkdir()
+    with pytest.raises(UsageError, match="not a run directory"):
+        Run.open(tmp_path / "other")
+    (run.path / "run.json").write_text("{")
+    with pytest.raises(UsageError, match="cannot be read"):
+        Run.open(run.path)
+
+
+def test_a_table_written_before_a_column_existed_is_still_read(tmp_path: Path) -> None:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    run = Run.create(tmp_path / "run", {})
+    pq.write_table(pa.table({"cell": [0], "request_id": ["a"], "status": ["ok"]}), run.path / "requests.parquet")
+    assert run.table("requests")["status"].tolist() == ["ok"]
+    assert run.table("requests")["stamp"].isna().all()
+
+
+def test_json_for_other_programs_holds_no_nan(tmp_path: Path) -> None:
+    run = Run.create(tmp_path / "run", {})
+    with pytest.raises(ValueError, match="not JSON compliant"):
+        run.write_json("summary.json", {"mean_ttft_ms": float("nan")})
+
+
+def test_a_disk_that_refuses_is_exit_code_74(tmp_path: Path) -> None:
+    run = Run.create(tmp_path / "run", {})
+    (run.path / "report.html.tmp").mkdir()  # the write must fail whoever runs the test
+    with pytest.raises(StorageError) as caught:
+        run.write_text("report.html", "x")
+    assert caught.value.exit_code == 74
