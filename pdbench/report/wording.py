@@ -1,0 +1,155 @@
+"""How every view writes numbers, names a cell and marks its validity; and how foreign text is made harmless."""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+Summary = Mapping[str, Any]
+CellSummary = Mapping[str, Any]
+
+NOT_MEASURED = "-"
+MAX_FOREIGN_CHARS = 600
+_ESCAPE_SEQUENCE = re.compile(
+    r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)?|[@-Z\\-_])|\x9b[0-?]*[ -/]*[@-~]"
+)
+
+# The disjoint parts of the TTFT split, in the order in which a request meets them, and what readers call them.
+SPLIT_PARTS = {
+    "proxy": "proxy and network",
+    "prefill_queue": "prefill queue",
+    "prefill": "prefill",
+    "slot_wait": "slot wait",
+    "post": "post",
+    "transfer": "transfer",
+    "poll": "poll",
+    "first_step": "first step",
+    "unexplained": "unexplained",
+}
+
+
+def clean(text: object, limit: int = MAX_FOREIGN_CHARS) -> str:
+    """`text` on one line without escape sequences, control characters or direction marks; cut at `limit`."""
+    bare = _ESCAPE_SEQUENCE.sub("", str(text))
+    line = " ".join(bare.split())
+    shown = "".join(c for c in line if unicodedata.category(c) not in ("Cc", "Cf", "Cs", "Co", "Cn"))
+    return shown if len(shown) <= limit else shown[: limit - 3] + "..."
+
+
+def number(value: float | None) -> str:
+    """About three significant digits, thousands separated: 1,744 10.4 5.72 0.083."""
+    if value is None:
+        return NOT_MEASURED
+    size = abs(value)
+    if size >= 99.95:
+        return f"{value:,.0f}"
+    if size >= 9.995:
+        return f"{value:.1f}"
+    return f"{value:.2f}" if size >= 0.0995 or size < 0.0005 else f"{value:.3f}"
+
+
+def tenths(value: float | None) -> str:
+    """Milliseconds to a tenth, whole ones from 100 on."""
+    if value is None:
+        return NOT_MEASURED
+    return f"{value:,.0f}" if abs(value) >= 99.95 else f"{value:.1f}".replace("-0.0", "0.0")
+
+
+def short(value: float | None) -> str:
+    """As `number`, without zeros after the point: 8 0.5 7.93."""
+    text = number(value)
+    return text.rstrip("0").rstrip(".") if "." in text else text
+
+
+def percent(share: float | None) -> str:
+    return NOT_MEASURED if share is None else f"{share * 100:.0f}%"
+
+
+def loop(cell: CellSummary) -> str:
+    return str(cell.get("loop") or ("closed" if cell.get("request_rate") is None else "open"))
+
+
+def load(cell: CellSummary) -> float | None:
+    """What the cell was driven with: requests/s, or streams in closed loop."""
+    value = cell.get("max_concurrency") if loop(cell) == "closed" else cell.get("request_rate")
+    return None if value is None else float(value)
+
+
+def load_unit(cell: CellSummary) -> str:
+    return "streams, closed loop" if loop(cell) == "closed" else "req/s"
+
+
+def place(cell: CellSummary, *, target: bool = False) -> str:
+    """`8 req/s x 16,384 tokens`, with the target in front where a run has several."""
+    name = f"{short(load(cell))} {load_unit(cell)} x {number_of_tokens(cell.get('prompt_len'))} tokens"
+    return f"{clean(cell.get('target', ''), 40)}: {name}" if target else name
+
+
+def number_of_tokens(count: float | None) -> str:
+    return NOT_MEASURED if count is None else f"{count:,.0f}"
+
+
+def targets(summary: Summary) -> list[str]:
+    """Names of the targets in the order in which they were given."""
+    return list(dict.fromkeys(str(cell.get("target", "")) for cell in summary.get("cells") or []))
+
+
+def flags(cell: CellSummary, severity: str | None = None) -> list[Mapping[str, Any]]:
+    found: Sequence[Mapping[str, Any]] = cell.get("validity") or []
+    return [flag for flag in found if severity is None or flag.get("severity") == severity]
+
+
+def verdict_mark(cell: CellSummary) -> str:
+    """`void`, `warn`, `none` (no request was answered) or `ok`."""
+    if flags(cell, "void"):
+        return "void"
+    if not cell.get("completed"):
+        return "none"
+    return "warn" if flags(cell, "warn") else "ok"
+
+
+def void_codes(cell: CellSummary) -> str:
+    return ", ".join(dict.fromkeys(clean(flag.get("code", "?"), 40) for flag in flags(cell, "void")))
+
+
+def statistic(cell: CellSummary, quantile: str, metric: str) -> float | None:
+    """`statistic(cell, "p50", "ttft")`: a number in ms, `None` where not measured or too few requests."""
+    names = {"p50": (f"median_{metric}_ms", f"p50_{metric}_ms")}.get(quantile, (f"{quantile}_{metric}_ms",))
+    found = (cell.get(name) for name in names)
+    return next((float(value) for value in found if value is not None), None)
+
+
+def needed_requests(cell: CellSummary, quantile: str, metric: str) -> int | None:
+    """How many requests the percentile needs, where the cell has too few for it."""
+    needs: Mapping[str, Any] = cell.get("needs") or {}
+    value = needs.get(f"{quantile}_{metric}_ms", needs.get(f"median_{metric}_ms") if quantile == "p50" else None)
+    return None if value is None else int(value)
+
+
+def interval(cell: CellSummary, quantile: str, metric: str) -> tuple[float | None, float | None]:
+    """The interval of a percentile in ms; a bound is `None` where the sample does not give one."""
+    pair = (cell.get(f"{metric}_ms_interval") or {}).get(quantile) or (None, None)
+    low, high = (None if bound is None else float(bound) for bound in pair)
+    return low, high
+
+
+def split(cell: CellSummary) -> dict[str, float]:
+    """The measured parts of the TTFT split in ms, known ones in order, then any that a newer summary has."""
+    parts: Mapping[str, Any] = cell.get("ttft_split_ms") or {}
+    names = [*SPLIT_PARTS, *(name for name in parts if name not in SPLIT_PARTS)]
+    return {name: float(parts[name]) for name in names if parts.get(name) is not None}
+
+
+def part_name(part: str) -> str:
+    return SPLIT_PARTS.get(part, clean(part.replace("_", " "), 30))
+
+
+def listed(value: object) -> str:
+    """Evidence, which is one sentence or several, as one line."""
+    if isinstance(value, Mapping):
+        return "; ".join(f"{clean(key)} {clean(item)}" for key, item in value.items())
+    if isinstance(value, str) or not isinstance(value, Iterable):
+        return clean(value)
+    return "; ".join(clean(item) for item in value)
