@@ -101,8 +101,7 @@ class Run:
     @classmethod
     def create(cls, path: Path, document: Mapping[str, Any]) -> Run:
         """Make the directory. Raises UsageError when it exists and is not empty."""
-        if path.exists() and (not path.is_dir() or any(path.iterdir())):
-            raise UsageError(f"{path} exists.", f"Give another --out, or go on with it: sweep --resume {path}")
+        cls.refuse_existing(path)
         with storing(path):
             (path / "live").mkdir(parents=True)
             (path / "parts").mkdir()
@@ -114,6 +113,11 @@ class Run:
         run = cls(path, {"schema": SCHEMA, "clock": clock, **document, "cell_runs": []})
         run.save()
         return run
+
+    @staticmethod
+    def refuse_existing(path: Path) -> None:
+        if path.exists() and (not path.is_dir() or any(path.iterdir())):
+            raise UsageError(f"{path} exists.", f"Give another --out, or go on with it: sweep --resume {path}")
 
     @classmethod
     def open(cls, path: Path) -> Run:

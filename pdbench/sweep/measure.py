@@ -1,0 +1,148 @@
+"""The grid, cell by cell: settle, drive beside the sampler, record, seal."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from pdbench.deployment import Deployment
+from pdbench.errors import Unreachable
+from pdbench.probe.sampler import Edge, Sampler
+from pdbench.run import RequestRow, Run
+from pdbench.sweep.cell import run_cell
+from pdbench.sweep.live import Live
+from pdbench.sweep.plan import Cell, Plan
+from pdbench.sweep.prompts import ChatCalibration
+from pdbench.sweep.recorder import Recorder
+
+SETTLE_S = 0.5  # between cells, at least
+SETTLE_LIMIT_S = 30.0  # how long to wait for servers that still work on what is not ours to wait for
+GAUGES_PERIOD_S = 0.25
+
+
+@dataclass(frozen=True, slots=True)
+class Bench:
+    """What stays the same from cell to cell."""
+
+    run: Run
+    plan: Plan
+    deployments: Mapping[str, Deployment]
+    chat: Mapping[str, ChatCalibration | None]
+    sampler: Sampler
+    recorder: Recorder
+    live: Live
+    stop: asyncio.Event
+
+
+async def measure(
+    run: Run,
+    plan: Plan,
+    deployments: Mapping[str, Deployment],
+    chat: Mapping[str, ChatCalibration | None],
+    live: Live,
+    stop: asyncio.Event,
+) -> None:
+    """Measure every cell that run.json does not call done. Raises Unreachable when a whole cell finds no server."""
+    done = {(entry["cell"], entry["repeat"]) for entry in run.document["cell_runs"] if entry["state"] == "done"}
+    async with _instruments(run, plan, deployments) as (sampler, recorder):
+        bench = Bench(run, plan, deployments, chat, sampler, recorder, live, stop)
+        for cell, repeat in plan.turns():
+            if (cell.cell, repeat) in done:
+                continue
+            await _settle(sampler, stop)
+            if stop.is_set():
+                return
+            kinds = await _measure_cell(bench, cell, repeat)
+            if kinds == {"connect"}:
+                entry = deployments[cell.target].entry.url
+                raise Unreachable(
+                    f"{entry} stopped answering: no request of cell {cell.cell} got through.",
+                    f"Start it again and go on: pdbench sweep --resume {run.path}",
+                )
+
+
+@contextlib.asynccontextmanager
+async def _instruments(
+    run: Run, plan: Plan, deployments: Mapping[str, Deployment]
+) -> AsyncIterator[tuple[Sampler, Recorder]]:
+    sampler = Sampler(list(deployments.values()), plan.sample_interval_s, run.origin_ns)
+    sampler.start()
+    try:
+        recorder = await Recorder.start()
+        try:
+            yield sampler, recorder
+        finally:
+            await recorder.close()
+    finally:
+        await asyncio.to_thread(sampler.stop)
+        run.document["notes"] += sampler.notes
+        run.save()
+
+
+async def _measure_cell(bench: Bench, cell: Cell, repeat: int) -> set[str | None]:
+    """Measure one cell and keep it. Returns the kinds of error that its requests ended with (None: without)."""
+    run, entries = bench.run, bench.run.document["cell_runs"]
+    run.discard(cell.cell, repeat)
+    entries[:] = [entry for entry in entries if (entry["cell"], entry["repeat"]) != (cell.cell, repeat)]
+    entries.append({"cell": cell.cell, "repeat": repeat, "state": "running"})
+    run.save()
+    kinds: set[str | None] = set()
+
+    def on_row(row: RequestRow) -> None:
+        kinds.add(row.error_kind)
+        bench.live.row(row)
+
+    edge = await bench.sampler.begin(cell.cell, repeat, run.live_path("metrics", cell.cell, repeat))
+    _note(run, cell, edge)
+    bench.live.cell_started(cell, repeat, bench.plan.num_prompts)
+    gauges = asyncio.create_task(_show_gauges(bench))
+    try:
+        entry = await run_cell(
+            bench.deployments[cell.target],
+            bench.plan,
+            cell,
+            repeat,
+            run,
+            bench.recorder,
+            bench.stop,
+            on_row,
+            chat=bench.chat[cell.target],
+        )
+        entries[-1] = entry
+    finally:
+        gauges.cancel()
+        # Whatever ended the cell, what it measured is closed off and kept.
+        edge = await bench.sampler.end()
+        bench.live.cell_ended(cell, repeat)
+        run.save()
+        await asyncio.to_thread(run.seal, cell.cell, repeat)
+    _note(run, cell, edge)
+    return kinds
+
+
+def _note(run: Run, cell: Cell, edge: Edge) -> None:
+    run.document["notes"] += [f"cell {cell.cell}: no metrics from {missing}" for missing in edge.missing]
+
+
+async def _settle(sampler: Sampler, stop: asyncio.Event) -> None:
+    """Wait until the servers have nothing left to do, so that one cell's backlog is not the next one's load."""
+    loop = asyncio.get_running_loop()
+    limit = loop.time() + SETTLE_LIMIT_S
+    wait_s = SETTLE_S
+    while not stop.is_set() and loop.time() < limit:
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(stop.wait(), wait_s)
+        busy = [(one.get("running") or 0) + (one.get("waiting") or 0) for one in sampler.latest().values()]
+        if not any(busy):
+            return
+        wait_s = 0.1
+
+
+async def _show_gauges(bench: Bench) -> None:
+    while True:
+        await asyncio.sleep(GAUGES_PERIOD_S)
+        gauges: dict[Any, dict[str, Any]] = bench.sampler.latest()
+        bench.live.gauges(gauges)
