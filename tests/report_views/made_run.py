@@ -22,7 +22,12 @@ def cell_summary(cell: int, rate: float, prompt_len: int, target: str = "testbed
     over = needed > 8
     prefill = 12.0 + 48.0 * prompt_len / 16384
     parts = {"proxy": 3.1, "prefill_queue": 2.0 * rate, "prefill": prefill, "post": 8.3 + 0.0032 * prompt_len}
-    parts |= {"slot_wait": 1480.0 if over else 0.8 * rate, "transfer": 10.5 * prompt_len / 16384, "poll": 4.1, "first_step": 5.9}
+    parts |= {
+        "slot_wait": 1480.0 if over else 0.8 * rate,
+        "transfer": 10.5 * prompt_len / 16384,
+        "poll": 4.1,
+        "first_step": 5.9,
+    }
     parts["unexplained"] = 41.0 if over else -1.7
     ttft = sum(parts.values())
     made: dict[str, Any] = {
@@ -43,7 +48,11 @@ def cell_summary(cell: int, rate: float, prompt_len: int, target: str = "testbed
     for metric, middle in {"ttft": ttft, "tpot": tpot, "itl": tpot * 0.9, "e2el": ttft + 127 * tpot}.items():
         made |= {f"mean_{metric}_ms": middle, f"median_{metric}_ms": middle * 0.97, f"p90_{metric}_ms": middle * 1.3}
         made[f"p99_{metric}_ms"] = middle * 1.9
-        bounds = {"p50": [middle * 0.93, middle * 1.01], "p90": [middle * 1.2, middle * 1.5], "p99": [middle * 1.6, None]}
+        bounds = {
+            "p50": [middle * 0.93, middle * 1.01],
+            "p90": [middle * 1.2, middle * 1.5],
+            "p99": [middle * 1.6, None],
+        }
         made[f"{metric}_ms_interval"] = bounds
     if rate < 2:
         del made["p99_ttft_ms"]
@@ -58,7 +67,11 @@ def _overload(made: dict[str, Any]) -> None:
     evidence = "TTFT rises 44 ms with every request (38 to 51 by block bootstrap); peak in flight 31 of 160."
     made["validity"] = [
         {"code": "not-steady-state", "severity": "void", "evidence": evidence},
-        {"code": "too-few-requests", "severity": "warn", "evidence": "p99 of TTFT rests on 160 requests; it needs 299."},
+        {
+            "code": "too-few-requests",
+            "severity": "warn",
+            "evidence": "p99 of TTFT rests on 160 requests; it needs 299.",
+        },
     ]
     made["diagnosis"] = [
         {
@@ -69,10 +82,14 @@ def _overload(made: dict[str, Any]) -> None:
             "confirm": "waiting falls to 0 at the same rate",
         }
     ]
-    made["verdict"] = f"Not steady state: the load needs {needed:.1f} decode slots and 8 exist, so TTFT is a figure of this run's length."
+    made["verdict"] = (
+        f"Not steady state: the load needs {needed:.1f} decode slots and 8 exist, so TTFT is a figure of this run's length."
+    )
 
 
-def grid_summary(rates: Sequence[float] = (1, 2, 4, 8), lens: Sequence[int] = (1024, 16384), targets: Sequence[str] = ("testbed",)) -> dict[str, Any]:
+def grid_summary(
+    rates: Sequence[float] = (1, 2, 4, 8), lens: Sequence[int] = (1024, 16384), targets: Sequence[str] = ("testbed",)
+) -> dict[str, Any]:
     """A whole summary; 8 req/s at 16,384 tokens is overloaded."""
     places = [(p, rate, target) for p in lens for rate in rates for target in targets]
     return {
@@ -86,18 +103,34 @@ def grid_summary(rates: Sequence[float] = (1, 2, 4, 8), lens: Sequence[int] = (1
 
 def bare_summary() -> dict[str, Any]:
     """The least that a summary may hold: every optional key is absent."""
-    return {"schema": 1, "simulated": False, "cells": [{"target": "t", "request_rate": 1.0, "prompt_len": 8, "validity": [], "diagnosis": []}]}
+    return {
+        "schema": 1,
+        "simulated": False,
+        "cells": [{"target": "t", "request_rate": 1.0, "prompt_len": 8, "validity": [], "diagnosis": []}],
+    }
 
 
 def server(name: str, role: str, port: int, **facts: Any) -> dict[str, Any]:
-    known = {"reachable": True, "engine": "vllm", "version": "0.32.0", "has_metrics": True, "models": ["qwen3-32b"], "max_model_len": 40960}
+    known = {
+        "reachable": True,
+        "engine": "vllm",
+        "version": "0.32.0",
+        "has_metrics": True,
+        "models": ["qwen3-32b"],
+        "max_model_len": 40960,
+    }
     url = f"http://127.0.0.1:{port}"
     return {"name": name, "role": role, "url": url, "metrics_url": url + "/metrics", "facts": {**known, **facts}}
 
 
-def run_of(path: Path, summary: dict[str, Any], *, requests_a_cell: int = 40, metrics: bool = True, **changes: Any) -> Run:
+def run_of(
+    path: Path, summary: dict[str, Any], *, requests_a_cell: int = 40, metrics: bool = True, **changes: Any
+) -> Run:
     """A run directory with the three tables that such a summary would come from."""
-    servers = [server("proxy-0", "proxy", 8192, has_metrics=False), server("prefill-0", "prefill", 8100, block_size=16, num_kv_blocks=9000)]
+    servers = [
+        server("proxy-0", "proxy", 8192, has_metrics=False),
+        server("prefill-0", "prefill", 8100, block_size=16, num_kv_blocks=9000),
+    ]
     servers.append({**server("decode-0", "decode", 8200, max_num_seqs=8, connector="NixlConnector"), "max_num_seqs": 8})
     targets = summary.get("targets") or ["t"]
     document = {
@@ -134,7 +167,15 @@ def _record_cell(run: Run, cell: dict[str, Any], start: float, n: int, rng: np.r
     if metrics:
         _write(run, "metrics", number, _scrapes(cell, start, rng))
     run.seal(number, 0)
-    entry = {"cell": number, "repeat": 0, "seed": 11 + number, "state": "done", "start_s": start, "send_end_s": start + CELL_S, "planned": n}
+    entry = {
+        "cell": number,
+        "repeat": 0,
+        "seed": 11 + number,
+        "state": "done",
+        "start_s": start,
+        "send_end_s": start + CELL_S,
+        "planned": n,
+    }
     entry |= {"end_s": start + CELL_S + 1, "sent": n, "client": cell.get("client", {})}
     run.document["cell_runs"].append(entry)
 
@@ -145,7 +186,11 @@ def _scrapes(cell: dict[str, Any], start: float, rng: np.random.Generator) -> li
     for k, t in enumerate(np.arange(start, start + CELL_S + 1, 0.5)):
         for role, name in (("prefill", "prefill-0"), ("decode", "decode-0")):
             waiting = peak * k / 40 if role == "decode" else float(rng.integers(0, 2))
-            running = min(8, cell.get("slots", {}).get("needed", 1) + rng.integers(0, 2)) if role == "decode" else float(rng.integers(0, 3))
+            running = (
+                min(8, cell.get("slots", {}).get("needed", 1) + rng.integers(0, 2))
+                if role == "decode"
+                else float(rng.integers(0, 3))
+            )
             rows = [["vllm:num_requests_waiting", "waiting", "gauge", "0", "{}", float(waiting)]]
             rows.append(["vllm:num_requests_running", "running", "gauge", "0", "{}", float(running)])
             lines.append({"t": float(t), "target": cell["target"], "server": name, "role": role, "rows": rows})

@@ -1,0 +1,140 @@
+"""Heat maps of the grid as tables: they print, take keyboard focus, and every field says its number and its doubt."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from pdbench.report import wording
+from pdbench.report.markup import Child, Markup, tag
+from pdbench.report.wording import CellSummary, clean, load, number, number_of_tokens, short, verdict_mark, void_codes
+
+
+@dataclass(frozen=True, slots=True)
+class Field:
+    """What one field of a map shows: text, and its place on the colour scale from 0 to 1 (`None`: no colour)."""
+
+    text: str
+    heat: float | None
+    doubt: str = ""
+
+
+Reading = Callable[[CellSummary], Field | None]
+
+
+def ttft_p99(cells: Sequence[CellSummary]) -> Reading:
+    scale = _log_scale([wording.statistic(cell, "p99", "ttft") for cell in cells])
+
+    def read(cell: CellSummary) -> Field | None:
+        value = wording.statistic(cell, "p99", "ttft")
+        needed = wording.needed_requests(cell, "p99", "ttft")
+        if value is None:
+            return None if needed is None else Field("too few", None, f"needs {needed} requests")
+        low, high = wording.interval(cell, "p99", "ttft")
+        known = low is not None or high is not None
+        doubt = f"{number(low)} to {'?' if high is None else number(high)}" if known else ""
+        return Field(number(value), scale(value), doubt)
+
+    return read
+
+
+def waiting(cells: Sequence[CellSummary]) -> Reading:
+    known = [float(cell["waiting_mean"]) for cell in cells if cell.get("waiting_mean") is not None]
+    highest = max([1.0, *known])
+
+    def read(cell: CellSummary) -> Field | None:
+        mean, top = cell.get("waiting_mean"), cell.get("waiting_max")
+        if mean is None:
+            return None
+        return Field(
+            number(float(mean)), math.sqrt(float(mean) / highest), "" if top is None else f"max {short(float(top))}"
+        )
+
+    return read
+
+
+def slots(cells: Sequence[CellSummary]) -> Reading:
+    def read(cell: CellSummary) -> Field | None:
+        found: Mapping[str, float | None] = cell.get("slots") or {}
+        needed, available = found.get("needed"), found.get("available")
+        if needed is None:
+            return None
+        if not available:
+            return Field(number(needed), None, "available: not known")
+        # The scale ends at twice what is available; one is its middle.
+        return Field(
+            number(needed), min(needed / available / 2, 1.0), f"of {short(available)}: {needed / available:.0%}"
+        )
+
+    return read
+
+
+def _log_scale(values: Sequence[float | None]) -> Callable[[float], float]:
+    known = [math.log(value) for value in values if value is not None and value > 0]
+    low, high = min(known, default=0.0), max(known, default=1.0)
+    # Less than a factor of two between the ends is no contrast worth the full scale.
+    span = max(high - low, math.log(2))
+    return lambda value: min(max((math.log(value) - low) / span, 0.0), 1.0) if value > 0 else 0.0
+
+
+MAPS: dict[str, tuple[str, Callable[[Sequence[CellSummary]], Reading]]] = {
+    "heat": ("TTFT p99, ms", ttft_p99),
+    "heat wait": ("Decode waiting, mean requests", waiting),
+    "heat slots": ("Decode slots needed, against available", slots),
+}
+
+
+def maps(cells: Sequence[CellSummary]) -> Markup:
+    """For each target and output length: the maps for which something was measured, and a line for those without."""
+    groups: dict[tuple[str, object, str], list[CellSummary]] = {}
+    for cell in cells:
+        groups.setdefault((str(cell.get("target", "")), cell.get("output_len"), wording.loop(cell)), []).append(cell)
+    parts: list[Child] = []
+    for (target, output, _), group in groups.items():
+        names = [clean(target, 60)] if len({key[0] for key in groups}) > 1 else []
+        names += [f"{output} output tokens"] if len({key[1] for key in groups}) > 1 else []
+        drawn, missing = [], []
+        for kind, (title, reading) in MAPS.items():
+            read = reading(cells)
+            if any(read(cell) is not None for cell in group):
+                drawn.append(_map(kind, ", ".join([title, *names]), group, read))
+            else:
+                missing.append(title)
+        parts.append(tag("div", drawn, class_="maps"))
+        parts += [tag("p", f"Not measured: {title}.", class_="note") for title in missing]
+    return tag("div", parts)
+
+
+def _map(kind: str, title: str, group: Sequence[CellSummary], read: Reading) -> Markup:
+    loads = sorted({value for cell in group if (value := load(cell)) is not None})
+    lens = sorted({cell["prompt_len"] for cell in group if cell.get("prompt_len") is not None}, reverse=True)
+    at = {(load(cell), cell.get("prompt_len")): cell for cell in group}
+    unit = wording.load_unit(group[0])
+    head = tag("tr", tag("th", "prompt tokens", scope="col"), [tag("th", short(value), scope="col") for value in loads])
+    top = tag("tr", tag("td"), tag("th", unit, scope="colgroup", colspan=max(len(loads), 1)))
+    rows = []
+    for prompt in lens:
+        fields = [_field(at.get((value, prompt)), read) for value in loads]
+        rows.append(tag("tr", tag("th", number_of_tokens(prompt), scope="row"), fields))
+    table = tag("table", tag("caption", title), tag("thead", top, head), tag("tbody", rows), class_=kind)
+    return tag("div", table, class_="scroll map", tabindex="0", role="region", aria_label=title)
+
+
+def _field(cell: CellSummary | None, read: Reading) -> Markup:
+    if cell is None:
+        return tag("td", class_="absent")
+    field, mark = read(cell), verdict_mark(cell)
+    if field is None:
+        return tag("td", tag("span", "not measured", class_="doubt"), class_="absent")
+    title = wording.place(cell)
+    words: list[Child] = [tag("b", field.text), tag("span", field.doubt, class_="doubt") if field.doubt else None]
+    if mark == "void":
+        words.append(tag("span", "void", class_="mark void"))
+        return tag("td", words, class_="voided", title=f"{title}: void, {void_codes(cell)}")
+    if mark == "warn":
+        words.append(tag("span", "warn", class_="mark warn"))
+    if field.heat is None:
+        return tag("td", words, title=title)
+    deep = " deep" if field.heat > 0.55 else ""
+    return tag("td", words, class_=f"hot{deep}", title=title, style=f"--h:{field.heat:.3f}")

@@ -1,0 +1,117 @@
+"""What the figures draw, taken from the run's tables and made small first: gauges over time and the shape of ITL."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pdbench.run import Run
+
+MAX_POINTS = 2000
+CURVE_POINTS = 120
+Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """One gauge of one role over time, summed over its `servers` servers."""
+
+    target: str
+    role: str
+    gauge: str
+    servers: int
+    t_s: Floats
+    value: Floats
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """When one cell was measured."""
+
+    cell: int
+    repeat: int
+    start_s: float
+    end_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class GapCurve:
+    """Share of a cell's gaps between tokens that are longer than `ms`; `gaps` says of how many."""
+
+    cell: int
+    gaps: int
+    ms: Floats
+    longer: Floats
+
+
+def windows(run: Run) -> list[Window]:
+    """The cells in the order in which they were measured; one that was cut short ends where its sends ended."""
+    found = []
+    for entry in run.document.get("cell_runs", []):
+        start = entry.get("start_s")
+        end = entry.get("end_s") or entry.get("send_end_s")
+        if start is not None and end is not None and end > start:
+            found.append(Window(int(entry["cell"]), int(entry.get("repeat", 0)), float(start), float(end)))
+    return sorted(found, key=lambda window: window.start_s)
+
+
+def gauge_lines(run: Run, gauges: tuple[str, ...] = ("waiting", "running")) -> list[Line]:
+    """Each gauge summed over the servers of a role, thinned so that peaks stay."""
+    frame = run.table("metrics")
+    frame = frame[(frame["kind"] == "gauge") & frame["canonical"].isin(gauges)]
+    lines = []
+    for (target, role, gauge), part in frame.groupby(["target", "role", "canonical"], observed=True):
+        of_server = part.groupby(["server", "t"], observed=True)["value"].sum()
+        series = [of_server[name] for name in of_server.index.unique("server")]
+        t, value = _summed([(s.index.to_numpy(np.float64), s.to_numpy(np.float64)) for s in series])
+        lines.append(Line(str(target), str(role), str(gauge), len(series), *thinned(t, value)))
+    return lines
+
+
+def _summed(series: list[tuple[Floats, Floats]]) -> tuple[Floats, Floats]:
+    """The sum of step functions sampled at different times, from when all of them are known."""
+    if len(series) == 1:
+        return series[0]
+    t = np.unique(np.concatenate([times for times, _ in series]))
+    t = t[t >= max(times[0] for times, _ in series)]
+    total = np.zeros(len(t))
+    for times, values in series:
+        total += values[np.searchsorted(times, t, side="right") - 1]
+    return t, total
+
+
+def thinned(t: Floats, value: Floats, limit: int = MAX_POINTS) -> tuple[Floats, Floats]:
+    """At most `limit` points: the lowest and the highest of each stretch, in their order."""
+    if len(t) <= limit:
+        return t, value
+    kept: list[int] = []
+    for stretch in np.array_split(np.arange(len(t)), limit // 2):
+        kept += sorted({int(stretch[np.argmin(value[stretch])]), int(stretch[np.argmax(value[stretch])])})
+    index = np.array(kept)
+    return t[index], value[index]
+
+
+def gap_curves(run: Run) -> dict[int, GapCurve]:
+    """For each cell the tail of its inter-token latencies, over all repeats, at no more than CURVE_POINTS points."""
+    requests = run.table("requests")
+    cell_of: Mapping[str, Any] = dict(zip(requests["request_id"], requests["cell"], strict=True))
+    chunks = run.table("chunks")
+    gaps: dict[int, list[Floats]] = {}
+    for request_id, offsets in zip(chunks["request_id"], chunks["offset_s"], strict=True):
+        cell = cell_of.get(request_id)
+        if cell is not None and offsets is not None and len(offsets) > 1:
+            gaps.setdefault(int(cell), []).append(np.diff(np.asarray(offsets, np.float64)) * 1000)
+    return {cell: _curve(cell, np.concatenate(parts)) for cell, parts in sorted(gaps.items())}
+
+
+def _curve(cell: int, gaps: Floats) -> GapCurve:
+    n = len(gaps)
+    ordered = np.sort(gaps)
+    # Ranks evenly spread in the logarithm of the tail share, so that the tail keeps its detail.
+    tail = np.unique(np.rint(np.geomspace(1, n, CURVE_POINTS)).astype(int))
+    ms = ordered[n - tail][::-1]
+    return GapCurve(cell, n, np.maximum(ms, 1e-3), (tail / n)[::-1])
