@@ -80,7 +80,7 @@ class Group:
         s = self.settings
         told: dict[str, Any] = {"mode": s.mode, "proxy_url": None, "log_dir": s.log}
         if s.mode == "colocated":
-            places = [self.place("colocated", 0, s.server_port, "")]
+            places = [self.place("colocated", 0, s.colocated_port, "")]
         else:
             prefills = [self.place("prefill", i, s.prefill_port, s.mode) for i in range(s.prefills)]
             decodes = [self.place("decode", i, s.decode_port, s.decode_mode or s.mode) for i in range(s.decodes)]
@@ -110,6 +110,10 @@ class Group:
 def main() -> None:
     """Start what the argument says, report, and wait for the parent to close standard input."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    with contextlib.suppress(
+        OSError
+    ):  # where allowed: real GPUs do not wait for the client's CPU, and this needs little
+        os.setpriority(os.PRIO_PROCESS, 0, -10)
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # a server that is killed on purpose leaves no zombie
     group = Group(Settings.from_json(sys.argv[1]))
     try:

@@ -12,7 +12,7 @@ from typing import Any
 from pdbench.testbed.clock import Alarm
 from pdbench.testbed.engine import Engine
 
-BEHIND_S = 0.05  # further behind than this, the schedule is given up
+BEHIND_S = 0.25  # further behind than this, the schedule is given up
 
 
 class Stall:
