@@ -1,0 +1,93 @@
+"""How well does the client itself do? Numbers only; what they mean is judged in the report."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+
+_PROBE_S = 0.005
+
+
+class Health:
+    """Lateness of sends, lag of the event loop, CPU and concurrency over the send window."""
+
+    def __init__(self) -> None:
+        self._lateness_ns: list[int] = []
+        self._lag_ns: list[int] = []
+        self._flying = 0
+        self._flown_ns = 0  # integral of the requests in flight
+        self._since_ns = 0
+        self._start_ns = 0
+        self._start_cpu_s = 0.0
+        self._probe: asyncio.Task[None] | None = None
+
+    def open(self, start_ns: int) -> None:
+        """The send window begins (a little before the first request)."""
+        self._start_ns = self._since_ns = start_ns
+        self._start_cpu_s = time.process_time()
+        self._probe = asyncio.create_task(self._measure_lag())
+
+    async def _measure_lag(self) -> None:
+        while True:
+            before_ns = time.monotonic_ns()
+            await asyncio.sleep(_PROBE_S)
+            self._lag_ns.append(time.monotonic_ns() - before_ns - int(_PROBE_S * 1e9))
+
+    def begins(self) -> None:
+        self._account()
+        self._flying += 1
+
+    def ends(self, lateness_ns: int) -> None:
+        self._account()
+        self._flying -= 1
+        self._lateness_ns.append(lateness_ns)
+
+    def _account(self) -> None:
+        now_ns = max(time.monotonic_ns(), self._since_ns)
+        self._flown_ns += self._flying * (now_ns - self._since_ns)
+        self._since_ns = now_ns
+
+    def shut(self) -> dict[str, float | None]:
+        """The send window ends: what belongs to it. `lateness` follows when all answers are in."""
+        self._account()
+        self.close()
+        wall_ns = time.monotonic_ns() - self._start_ns
+        return {
+            "loop_lag_p99_ms": _percentile_ms(self._lag_ns, 99),
+            "loop_lag_max_ms": _percentile_ms(self._lag_ns, 100),
+            "cpu_share": (time.process_time() - self._start_cpu_s) / (wall_ns / 1e9) if wall_ns > 0 else None,
+            "achieved_concurrency": self._flown_ns / wall_ns if wall_ns > 0 else None,
+        }
+
+    def close(self) -> None:
+        if self._probe is not None:
+            self._probe.cancel()
+
+    def lateness(self) -> dict[str, float | None]:
+        return {
+            "lateness_p99_ms": _percentile_ms(self._lateness_ns, 99),
+            "lateness_max_ms": _percentile_ms(self._lateness_ns, 100),
+        }
+
+
+def _percentile_ms(values_ns: list[int], percent: float) -> float | None:
+    return float(np.percentile(values_ns, percent)) / 1e6 if values_ns else None
+
+
+@contextmanager
+def quiet_collector() -> Iterator[Any]:
+    """No garbage collection meanwhile: one full pass over pandas' and plotly's objects takes tens of ms."""
+    gc.collect()
+    gc.freeze()
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
+        gc.unfreeze()

@@ -1,0 +1,111 @@
+"""What is asked? Fresh prompts: token ids of an exact length, or chat text of about that length.
+
+A prompt is a function of (seed, index) alone, so it does not matter in which order or by which process prompts are
+made. It comes as the bytes of its JSON value, made by one table lookup: a list of 16,384 ids takes some 0.1 ms this
+way and over 1 ms through a JSON encoder, which would hold up every stream that the client is stamping meanwhile.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pdbench.errors import UsageError
+
+FIRST_ID = 256  # below are the byte and special tokens of the usual vocabularies
+
+# Words of one length, so that a row of the lookup table is one word and its blank.
+_TEXT = """
+able acid area army away baby back ball band bank base bath bear beat been bell belt best bird blow blue boat body bold
+bone book born both bowl bulk burn bush busy cake call calm came camp card care case cash cast cell chat chip city club
+coal coat code cold come cook cool cope copy core cost crew crop dark data date dawn days dead deal dear debt deep deny
+desk dial diet disc dish does done door dose down draw drew drop drug dual duke dust duty each earn ease east easy edge
+else even ever evil exit face fact fail fair fall farm fast fate fear feed feel feet fell felt file fill film find fine
+fire firm fish five flat flow food foot ford form fort four free from fuel full fund gain game gate gave gear gene gift
+girl give glad goal goes gold golf gone good gray grew grey grow gulf hair half hall hand hang hard harm hate have head
+hear heat held help here hero high hill hire hold hole holy home hope host hour huge hung hunt hurt idea inch into iron
+item join jump jury just keen keep kept kick kill kind king knee knew know lack lady laid lake land lane last late lead
+left less life lift like line link list live load loan lock logo long look lord lose loss lost love luck made mail main
+make male many mark mass meal mean meat meet menu mere mile milk mill mind mine miss mode mood moon more most move much
+must name navy near neck need news next nice nine none nose note okay once only onto open oral over pace pack page paid
+"""
+_WORDS = _TEXT.split()
+
+
+@dataclass(frozen=True, slots=True)
+class ChatCalibration:
+    """How many tokens the server counts for a chat prompt: overhead_tokens + words * tokens_per_word."""
+
+    overhead_tokens: float
+    tokens_per_word: float
+
+    def words(self, prompt_len: int) -> int:
+        """Words that make a prompt of about `prompt_len` tokens. Raises UsageError when the template is longer."""
+        words = round((prompt_len - self.overhead_tokens) / self.tokens_per_word)
+        if words < 1:
+            raise UsageError(
+                f"a chat prompt of {prompt_len} tokens has no room for words: "
+                f"the chat template alone takes {self.overhead_tokens:.0f}.",
+                "Choose longer --prompt-lens, or --endpoint completions.",
+            )
+        return words
+
+
+def calibrate(few: tuple[int, int], many: tuple[int, int]) -> ChatCalibration:
+    """The calibration from two (words, prompt tokens) pairs as the server counted them."""
+    per_word = (many[1] - few[1]) / (many[0] - few[0])
+    if not per_word > 0:
+        raise UsageError(
+            f"the server counts {few[1]} tokens for {few[0]} words and {many[1]} for {many[0]}.",
+            "Its usage does not tell the prompt's length: use --endpoint completions.",
+        )
+    return ChatCalibration(few[1] - few[0] * per_word, per_word)
+
+
+def _generator(seed: int, index: int) -> np.random.Generator:
+    return np.random.Generator(np.random.PCG64(np.random.SeedSequence([seed, index])))
+
+
+def token_ids(seed: int, index: int, length: int, vocab_size: int) -> NDArray[np.int64]:
+    """`length` ids, uniform from FIRST_ID to vocab_size - 1."""
+    if vocab_size <= FIRST_ID:
+        raise UsageError(f"--vocab-size {vocab_size}: ids are drawn from {FIRST_ID} up, so it must be larger.")
+    return _generator(seed, index).integers(FIRST_ID, vocab_size, length)
+
+
+@lru_cache(maxsize=2)
+def _id_table(vocab_size: int) -> NDArray[np.bytes_]:
+    width = len(str(vocab_size - 1))
+    return np.array([f"{number:>{width}}," for number in range(vocab_size)], dtype=f"S{width + 1}")
+
+
+def ids_json(ids: NDArray[np.int64], vocab_size: int) -> bytes:
+    """The ids as a JSON array; short numbers carry leading blanks, which JSON allows."""
+    return b"[" + _id_table(vocab_size)[ids].tobytes()[:-1] + b"]"
+
+
+@lru_cache(maxsize=1)
+def _word_table() -> NDArray[np.bytes_]:
+    return np.array([f"{word} " for word in _WORDS], dtype="S5")
+
+
+def text_json(seed: int, index: int, words: int) -> bytes:
+    """`words` random words as a JSON string."""
+    chosen = _generator(seed, index).integers(0, len(_WORDS), words)
+    return b'"' + _word_table()[chosen].tobytes()[:-1] + b'"'
+
+
+def prompt_source(
+    endpoint: str, seed: int, prompt_len: int, vocab_size: int, chat: ChatCalibration | None
+) -> Callable[[int], bytes]:
+    """The JSON value of the prompt with a given index: an array of ids, or for chat a string of words."""
+    if endpoint == "chat":
+        if chat is None:
+            raise UsageError("chat prompts need the calibration that the warm-up makes.")
+        words = chat.words(prompt_len)
+        return lambda index: text_json(seed, index, words)
+    return lambda index: ids_json(token_ids(seed, index, prompt_len, vocab_size), vocab_size)

@@ -1,0 +1,212 @@
+"""The parent's side of the recorder: answers go out, rows come back, and a recorder that dies is noticed.
+
+Answers that the recorder has not confirmed are kept here, so that its death loses nothing: they are written by the
+parent then.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import pickle
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import IO, Any
+
+from pdbench.errors import PdbenchError, StorageError
+from pdbench.run import RequestRow
+from pdbench.sweep.client import RawAnswer
+from pdbench.sweep.recorder_process import HEADER, CellFiles, frame
+from pdbench.sweep.rows import CellContext
+
+OnRow = Callable[[RequestRow], None]
+_PATIENCE_S = 60.0  # without any row while some are owed
+_EXIT_S = 10.0
+
+
+class _Replies(asyncio.Protocol):
+    """Cuts the recorder's output into frames."""
+
+    def __init__(self, on_message: Callable[[Any], None], on_end: Callable[[], None]) -> None:
+        self._on_message, self._on_end = on_message, on_end
+        self._buffer = bytearray()
+
+    def data_received(self, data: bytes) -> None:
+        self._buffer += data
+        while len(self._buffer) >= HEADER.size:
+            end = HEADER.size + HEADER.unpack_from(self._buffer)[0]
+            if len(self._buffer) < end:
+                return
+            message = pickle.loads(self._buffer[HEADER.size : end])
+            del self._buffer[:end]
+            self._on_message(message)
+
+    def connection_lost(self, error: Exception | None) -> None:
+        self._on_end()
+
+
+class Recorder:
+    """One recorder process for a run. `start` it, `begin` a cell, `record` answers, `end` the cell, `close` it."""
+
+    def __init__(self, process: subprocess.Popen[bytes], complaints: IO[bytes]) -> None:
+        self._process = process
+        self._complaints = complaints
+        self._loop = asyncio.get_running_loop()
+        self._unconfirmed: dict[int, RawAnswer] = {}
+        self._cell: tuple[CellContext, Path, Path] | None = None
+        self._reply: asyncio.Future[None] | None = None
+        self._on_row: OnRow = lambda row: None
+        self._closing = False
+        self._gone = False
+        self.failed: asyncio.Future[PdbenchError] = self._loop.create_future()
+        self.backlog_max = 0
+
+    @classmethod
+    async def start(cls) -> Recorder:
+        """Start the process. Its own session keeps the terminal's Ctrl-C away from it."""
+        complaints = tempfile.TemporaryFile()  # noqa: SIM115  (closed by `close`)
+        process = subprocess.Popen(
+            [sys.executable, "-m", "pdbench.sweep.recorder_process"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=complaints,
+            start_new_session=True,
+        )
+        recorder = cls(process, complaints)
+        loop = recorder._loop
+        recorder._out, _ = await loop.connect_write_pipe(asyncio.BaseProtocol, process.stdin)
+        recorder._in, _ = await loop.connect_read_pipe(
+            lambda: _Replies(recorder._message, recorder._lost), process.stdout
+        )
+        return recorder
+
+    _out: asyncio.WriteTransport
+    _in: asyncio.ReadTransport
+
+    @property
+    def backlog(self) -> int:
+        """Answers that are not yet written."""
+        return len(self._unconfirmed)
+
+    async def begin(self, context: CellContext, requests: Path, chunks: Path, on_row: OnRow) -> None:
+        """Open a cell's files. Raises StorageError when they cannot be written."""
+        self._on_row = on_row
+        self._cell = (context, requests, chunks)
+        self.backlog_max = 0
+        self.check()
+        await self._ask("begin", *self._cell)
+        self.check()
+
+    def record(self, raw: RawAnswer) -> None:
+        """Hand an answer over: a pickle and a write that does not block."""
+        self._unconfirmed[raw.index] = raw
+        self.backlog_max = max(self.backlog_max, len(self._unconfirmed))
+        if self._gone:
+            self._salvage()
+        else:
+            self._out.write(frame(("answer", raw)))
+
+    async def end(self) -> None:
+        """Wait until all rows of the cell are written, as far as that goes: `check` tells."""
+        if not self._gone:
+            await self._ask("end")
+
+    def check(self) -> None:
+        """Raise what went wrong, if anything did."""
+        if self.failed.done():
+            raise self.failed.result()
+
+    async def _ask(self, *message: Any) -> None:
+        self._reply = self._loop.create_future()
+        self._out.write(frame(message))
+        while True:
+            owed = self.backlog
+            done, _ = await asyncio.wait({self._reply}, timeout=_PATIENCE_S)
+            if done:
+                break
+            if self.backlog == owed:
+                self._fail(StorageError(f"the recorder has written nothing for {_PATIENCE_S:.0f} s."))
+                break
+        self._reply = None
+
+    def _message(self, message: tuple[Any, ...]) -> None:
+        kind, *rest = message
+        if kind == "row":
+            row = RequestRow(*rest[0])
+            self._unconfirmed.pop(row.index, None)
+            if rest[1] is not None:
+                self._fail(StorageError(f"{rest[1]}.", "Free space or give another --out, then sweep --resume."))
+            self._on_row(row)
+            return
+        if kind == "refused":
+            self._fail(StorageError(f"{rest[0]}.", "Free space or give another --out, then sweep --resume."))
+        self._answered()
+
+    def _answered(self) -> None:
+        if self._reply is not None and not self._reply.done():
+            self._reply.set_result(None)
+
+    def _fail(self, error: PdbenchError) -> None:
+        if not self.failed.done():
+            self.failed.set_result(error)
+
+    def _lost(self) -> None:
+        self._gone = True
+        if self._closing:
+            return
+        self._complaints.seek(0)
+        last = self._complaints.read()[-2000:].decode(errors="replace").strip().rpartition("\n")[2]
+        code = self._process.poll()
+        why = last or ("its process was ended" if code is None or code < 0 else f"exit code {code}")
+        kept = self._salvage()
+        self._fail(PdbenchError(f"the recorder died ({why}); {kept}.", "Go on with: sweep --resume RUN"))
+        self._answered()
+
+    def _salvage(self) -> str:
+        """Write what the recorder was given and did not confirm."""
+        if self._cell is None or not self._unconfirmed:
+            return "all rows are on disk"
+        context, requests, chunks = self._cell
+        try:
+            known = _written_ids(requests)
+            files = CellFiles(context, requests, chunks)
+        except OSError as error:
+            return f"{self.backlog} rows are lost ({error.strerror})"
+        lost = 0
+        for raw in self._unconfirmed.values():
+            if raw.request_id not in known:
+                row, problem = files.take(raw)
+                lost += problem is not None
+                self._on_row(row)
+        files.close()
+        self._unconfirmed.clear()
+        return f"{lost} rows are lost" if lost else "its rows were saved"
+
+    async def close(self) -> None:
+        """End the process: it writes what it was given first."""
+        self._closing = True
+        self._out.close()
+        try:
+            await asyncio.to_thread(self._process.wait, _EXIT_S)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+        self._in.close()
+        self._complaints.close()
+        await asyncio.sleep(0)
+
+
+def _written_ids(path: Path) -> set[str]:
+    """The ids of the rows in a file; a last line that the recorder's death cut is closed off first."""
+    ids = set()
+    with path.open("rb+") as lines:
+        for line in lines:
+            with contextlib.suppress(ValueError):
+                ids.add(json.loads(line)["request_id"])
+            if not line.endswith(b"\n"):
+                lines.write(b"\n")
+    return ids

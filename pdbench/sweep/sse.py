@@ -1,0 +1,213 @@
+"""What does a stream say? Server-sent events after the WHATWG rules, and the answer of an LLM server in them. Pure.
+
+The reads of a finished stream are joined and parsed once: how the network cut them decides which stamp an event gets,
+never what it says. An event's stamp is that of the read which completed it.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from bisect import bisect_right
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from itertools import accumulate
+from typing import Any
+
+Read = tuple[int, bytes]  # (CLOCK_MONOTONIC ns, bytes)
+
+_LINE_END = re.compile(rb"\r\n|\n|\r")
+_BOM = b"\xef\xbb\xbf"
+_FIELDS = (b"data", b"event", b"id", b"retry")
+_REASONING = ("reasoning", "reasoning_content")
+_FAILED_FINISH = ("error", "abort")
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """One dispatched event. `read` is the index of the read that completed it, `t_ns` that read's stamp."""
+
+    t_ns: int
+    read: int
+    name: str
+    data: str
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What a server streamed. Times are the reads' stamps; `None` means that the stream did not say."""
+
+    token_ns: tuple[int, ...] = ()  # arrival of every event that carried generated output
+    max_events_per_read: int | None = None  # above 1, several token events share one stamp
+    prompt_tokens: int | None = None
+    output_tokens: int | None = None
+    cached_tokens: int | None = None
+    finish_reason: str | None = None
+    done: bool = False  # [DONE] was seen
+    error: str | None = None  # an error event, in any of its shapes
+    bad_event: str | None = None  # an event whose data is no JSON object
+    is_stream: bool = False  # at least one line of the body is one of an event stream
+
+    @property
+    def complete(self) -> bool:
+        return self.done or self.finish_reason is not None
+
+
+def is_event_stream(body: bytes) -> bool:
+    """Whether any line of `body` is a comment or has a field that event streams know."""
+    lines = _LINE_END.split(body.removeprefix(_BOM))
+    return any(line.startswith(b":") or line.partition(b":")[0] in _FIELDS for line in lines)
+
+
+def parse(reads: Sequence[Read]) -> list[Event]:
+    """The events of a stream. Data that no blank line ends is not an event, as WHATWG says."""
+    body = b"".join(data for _, data in reads)
+    ends = list(accumulate(len(data) for _, data in reads))
+    events: list[Event] = []
+    start = len(_BOM) if body.startswith(_BOM) else 0
+    data: list[bytes] = []
+    name = b""
+    for end in _LINE_END.finditer(body, start):
+        line = body[start : end.start()]
+        start = end.end()
+        if line:
+            key, _, value = line.partition(b":")
+            value = value[1:] if value.startswith(b" ") else value
+            if key == b"data":
+                data.append(value)
+            elif key == b"event":
+                name = value
+            continue
+        if data or name == b"error":
+            # A failure that is told without data is no event by the rules, and must not pass unseen.
+            # The blank line ends with the first byte of its terminator: a CR needs no LF to count.
+            read = bisect_right(ends, end.start())
+            events.append(Event(reads[read][0], read, _text(name), _text(b"\n".join(data))))
+        data, name = [], b""
+    return events
+
+
+def _text(raw: bytes) -> str:
+    return raw.decode("utf-8", errors="replace")
+
+
+@dataclass(slots=True)
+class _Reading:
+    """An answer in the making."""
+
+    token_ns: list[int] = field(default_factory=list)
+    per_read: Counter[int] = field(default_factory=Counter)
+    usage: dict[str, Any] = field(default_factory=dict)
+    finish_reason: str | None = None
+    done: bool = False
+    error: str | None = None
+    bad_event: str | None = None
+
+
+def read_answer(reads: Sequence[Read]) -> Answer:
+    """The answer in a stream of completions or chat completions. Never raises, whatever the bytes are."""
+    reading = _Reading()
+    events = parse(reads)
+    for event in events:
+        if event.data.strip() == "[DONE]":
+            reading.done = True
+            break
+        if event.data or event.name == "error":
+            _take(reading, event)
+    usage = reading.usage
+    details = usage.get("prompt_tokens_details")
+    return Answer(
+        token_ns=tuple(reading.token_ns),
+        max_events_per_read=max(reading.per_read.values(), default=None),
+        prompt_tokens=_count(usage.get("prompt_tokens")),
+        output_tokens=_count(usage.get("completion_tokens")),
+        cached_tokens=_count(details.get("cached_tokens")) if isinstance(details, dict) else None,
+        finish_reason=reading.finish_reason,
+        done=reading.done,
+        error=reading.error,
+        bad_event=reading.bad_event,
+        is_stream=bool(events) or is_event_stream(b"".join(data for _, data in reads)),
+    )
+
+
+def _take(reading: _Reading, event: Event) -> None:
+    try:
+        message = json.loads(event.data)
+    except (ValueError, RecursionError):
+        message = None
+    problem = error_text(message) if message is not None else None
+    if problem is None and event.name == "error":
+        problem = event.data or "an error event without data"
+    if problem is not None:
+        reading.error = reading.error or problem
+        return
+    if not isinstance(message, dict):
+        reading.bad_event = reading.bad_event or event.data
+        return
+    if isinstance(message.get("usage"), dict):
+        reading.usage = message["usage"]
+    choices = [choice for choice in _list(message.get("choices")) if isinstance(choice, dict)]
+    if any(has_output(choice) for choice in choices):
+        reading.token_ns.append(event.t_ns)
+        reading.per_read[event.read] += 1
+    for choice in choices:
+        reason = choice.get("finish_reason")
+        if isinstance(reason, str) and reason:
+            reading.finish_reason = reason
+            if reason in _FAILED_FINISH:
+                reading.error = reading.error or f"finish_reason {reason}"
+
+
+def error_text(message: Any) -> str | None:
+    """The error that a JSON document reports, `None` when it reports none.
+
+    OpenAI's form is {"error": {...}} or {"error": "text"}; Dynamo sends {"message", "type", "code"}, older vLLM
+    {"object": "error", "message"}.
+    """
+    if not isinstance(message, dict):
+        return None
+    error = message.get("error")
+    if error is None or error is False:
+        bare = "choices" not in message and "message" in message and ("code" in message or "type" in message)
+        if not bare and message.get("object") != "error":
+            return None
+        error = message
+    if isinstance(error, dict):
+        for key in ("message", "detail", "type", "code"):
+            if error.get(key):
+                return str(error[key])
+    return str(error) or "an error without text"
+
+
+def has_output(choice: dict[str, Any]) -> bool:
+    """Whether a choice carries generated output in any channel: text, content, reasoning, tool-call arguments."""
+    if _filled(choice.get("text")):
+        return True
+    delta = choice.get("delta")
+    if not isinstance(delta, dict):
+        delta = choice.get("message")
+        if not isinstance(delta, dict):
+            return False
+    if _filled(delta.get("content")) or any(_filled(delta.get(name)) for name in _REASONING):
+        return True
+    if _filled(delta.get("reasoning_details")) or _filled(delta.get("refusal")):
+        return True
+    calls: Iterable[Any] = [*_list(delta.get("tool_calls")), {"function": delta.get("function_call")}]
+    functions = [call.get("function") for call in calls if isinstance(call, dict)]
+    return any(isinstance(function, dict) and _filled(function.get("arguments")) for function in functions)
+
+
+def _filled(value: Any) -> bool:
+    """A text that is not empty, or a list of parts one of which has such a text."""
+    if isinstance(value, list):
+        return any(isinstance(part, dict) and _filled(part.get("text")) for part in value)
+    return isinstance(value, str) and value != ""
+
+
+def _list(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else []
+
+
+def _count(value: Any) -> int | None:
+    return value if isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**53 else None

@@ -1,0 +1,48 @@
+"""Requests made before they are due, so that making one never delays the sending or the stamping of another.
+
+A cell whose bodies fit into STOCK_NBYTES has all of them made before its clock starts. In a larger one each request
+that leaves is replaced a moment later: some 0.15 ms for 16,384 token ids.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable
+
+from pdbench.sweep.client import Request
+
+STOCK_NBYTES = 64 << 20
+_REFILL_DELAY_S = 0.001  # after the send that it follows is on its way
+
+
+class Stock:
+    """The requests of a cell in order, at most `total` of them."""
+
+    def __init__(self, make: Callable[[int], Request], total: int | None) -> None:
+        self._make = make
+        self._total = total
+        self._ready: deque[Request] = deque()
+        self._made = 0
+        self._loop = asyncio.get_running_loop()
+
+    async def fill(self) -> None:
+        """Make what fits, letting others run in between."""
+        nbytes = 0
+        while nbytes < STOCK_NBYTES and self._make_one():
+            nbytes += len(self._ready[-1].body)
+            await asyncio.sleep(0)
+
+    def take(self) -> Request:
+        """The next request."""
+        if not self._ready:
+            self._make_one()
+        self._loop.call_later(_REFILL_DELAY_S, self._make_one)
+        return self._ready.popleft()
+
+    def _make_one(self) -> bool:
+        if self._total is not None and self._made >= self._total:
+            return False
+        self._ready.append(self._make(self._made))
+        self._made += 1
+        return True

@@ -1,0 +1,133 @@
+"""Does the deployment answer? A real completion with a deadline, then small requests until every pair of servers knows
+each other, so that the first cell does not measure handshakes and compilation."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import replace
+
+import aiohttp
+
+from pdbench.deployment import Deployment
+from pdbench.errors import PdbenchError, Unreachable, UsageError
+from pdbench.run import RequestRow
+from pdbench.sweep.client import open_session, send
+from pdbench.sweep.drive import through_proxy
+from pdbench.sweep.plan import Cell, Plan
+from pdbench.sweep.prompts import ChatCalibration, calibrate, ids_json, text_json, token_ids
+from pdbench.sweep.rows import CellContext, read_row
+
+DEADLINE_S = 120.0  # of one warm-up request: the first one may compile kernels and shake hands
+ROUNDS = 2  # requests per prefill x decode pair: round robin meets each pair once in P*D, the second pass is the spare
+_PROMPT_LEN = 32
+_OUTPUT_LEN = 2
+_FEW_WORDS, _MANY_WORDS = 64, 320
+_SEED_SALT = 0x5EED  # warm-up prompts are never those of a cell
+
+
+async def warm_up(deployment: Deployment, plan: Plan, *, deadline_s: float = DEADLINE_S) -> ChatCalibration | None:
+    """Warm every prefill x decode pair, try the longest prompt, and for chat learn how long a word is.
+
+    Raises UsageError when the deployment refuses what the plan asks for, Unreachable when it does not answer.
+    """
+    pairs = max(1, len(deployment.of("prefill"))) * max(1, len(deployment.of("decode")))
+    longest = max((cell.prompt_len for cell in plan.cells), default=_PROMPT_LEN)
+    async with open_session() as session:
+        scout = _Scout(session, deployment, replace(plan, timeout_s=min(plan.timeout_s, deadline_s)))
+        if plan.endpoint == "chat":
+            few = await scout.words(_FEW_WORDS)
+            chat = calibrate((_FEW_WORDS, few), (_MANY_WORDS, await scout.words(_MANY_WORDS)))
+            for cell in plan.cells:
+                chat.words(cell.prompt_len)
+            for _ in range(pairs * ROUNDS - 2):
+                await scout.words(_FEW_WORDS)
+            await scout.words(chat.words(longest))
+            return chat
+        for _ in range(pairs * ROUNDS):
+            await scout.ids(min(_PROMPT_LEN, longest))
+        if longest > _PROMPT_LEN:
+            await scout.ids(longest)
+    return None
+
+
+class _Scout:
+    """Sends one request at a time and turns what goes wrong into an error that says what to do."""
+
+    def __init__(self, session: aiohttp.ClientSession, deployment: Deployment, plan: Plan) -> None:
+        self._session, self._deployment, self._plan = session, deployment, plan
+        self._context = CellContext(0, 0, deployment.target, time.monotonic_ns(), deployment.credentials)
+        self._seed = plan.seed ^ time.time_ns()  # warmed servers must not know these prompts from an earlier run
+        self._asked = 0
+
+    async def ids(self, length: int) -> None:
+        vocab_size = self._plan.vocab_size
+        ids = token_ids(self._seed ^ _SEED_SALT, self._asked, length, vocab_size)
+        await self._ask(lambda _: ids_json(ids, vocab_size), length)
+
+    async def words(self, words: int) -> int:
+        """Ask with so many words; returns the tokens that the server counted."""
+        text = text_json(self._seed ^ _SEED_SALT, self._asked, words)
+        row = await self._ask(lambda _: text, words)
+        if row.prompt_tokens is None:
+            raise UsageError(
+                f"{self._deployment.entry.url} sends no usage, so the length of a chat prompt cannot be known.",
+                "Use --endpoint completions, which takes token ids.",
+            )
+        return row.prompt_tokens
+
+    async def _ask(self, prompt: Callable[[int], bytes], length: int) -> RequestRow:
+        cell = Cell(0, self._deployment.target, None, 1, length, _OUTPUT_LEN)
+        prefix = f"warmup-{self._seed & 0xFFFFFFFF:08x}"
+        request = through_proxy(self._deployment, self._plan, cell, prefix, prompt)(self._asked)
+        self._asked += 1
+        raw = await send(self._session, request, time.monotonic_ns(), self._plan.timeout_s)
+        row, _ = read_row(raw, self._context)
+        if row.status != "ok":
+            raise refusal(row, self._deployment)
+        return row
+
+
+def refusal(row: RequestRow, deployment: Deployment) -> PdbenchError:
+    """What a warm-up request that failed means for the run: an error with the next thing to do."""
+    url, said = deployment.entry.url, row.error or "nothing"
+    asked = f"a prompt of {row.prompt_len} tokens"
+    match row.error_kind:
+        case "http-401" | "http-403":
+            return UsageError(
+                f"{url} refuses the credentials (HTTP {row.http_status}): {said}",
+                "Set PDBENCH_API_KEY, or --api-key-env / --api-key-file.",
+            )
+        case "http-404":
+            return UsageError(
+                f"{url} does not serve the model {deployment.model!r} there (HTTP 404): {said}",
+                f"See what it serves: curl {url}/v1/models, then give --model.",
+            )
+        case "http-400" | "http-413" | "http-422":
+            return UsageError(f"{url} refuses {asked} (HTTP {row.http_status}): {said}", _refusal_hint(said))
+        case "not-sse":
+            return UsageError(f"{url} answers with no event stream: {said}", "Is this the port of the API?")
+        case "redirect":
+            return UsageError(f"{url} is {said}.", "Give the address that it redirects to.")
+        case "timeout":
+            return Unreachable(
+                f"{url} did not finish {asked} and {row.output_len} tokens of output: {said}.",
+                "Look at the servers' logs; a pair that mixes push and pull can hang so.",
+            )
+        case "connect" | "dns" | "tls":
+            return Unreachable(
+                f"{url} cannot be reached ({row.error_kind}): {said}.", "Is it up? Try without one: --testbed pull"
+            )
+        case "http-429" | "http-503":
+            return Unreachable(f"{url} turns requests away (HTTP {row.http_status}): {said}", "Wait until it is ready.")
+    length_hint = "If the prompt may be too long for the model, choose shorter --prompt-lens." if row.prompt_len else ""
+    return Unreachable(f"{url} failed on {asked} ({row.error_kind}): {said}", length_hint)
+
+
+def _refusal_hint(said: str) -> str:
+    words = said.lower()
+    if "vocab" in words or "token id" in words or "token_id" in words:
+        return "Give --vocab-size: ids are drawn from 256 up to it."
+    if "context length" in words or "max_model_len" in words or "maximum" in words or "too long" in words:
+        return "Choose shorter --prompt-lens or --output-len, or serve with a larger --max-model-len."
+    return "See the server's log."
