@@ -1,0 +1,245 @@
+"""The sampler's own process: `python -m pdbench.probe.sampling`, spoken to in JSON lines over stdin and stdout.
+
+It scrapes every server's page in a loop of its own, so that a slow page delays no other. A cell has exact edges:
+`begin` and `end` scrape all pages at once and are answered when that is done. It ends when stdin ends or its parent is
+gone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import sys
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+
+from pdbench.probe.pages import Answer, get, session
+from pdbench.probe.scrape import BadPage, Row, scrape_of
+
+PAGE_TIMEOUT_S = 5.0
+RETRY_AFTER_S = 0.25
+OWN_SHARE = 5.0  # a page is asked for at most this many times less often than it takes to answer
+CPU_SHARE = 0.2  # of one core, for reading all pages
+LONGEST_PAUSE_S = 15.0
+TELL_EVERY_S = 0.25
+
+
+@dataclass(slots=True)
+class Watched:
+    """One page. `lock` keeps two scrapes of it from overlapping."""
+
+    target: str
+    server: str
+    role: str
+    url: str
+    headers: dict[str, str]
+    engine: str | None
+    model: str | None
+    lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+    read_s: float = 0.0  # CPU of the last reading
+
+    def record(self, answer: Answer, origin_ns: int, edge: str | None) -> dict[str, Any]:
+        """The line for metrics: what `pdbench.run.metric_rows` reads, and `edge` or `error` where there is one."""
+        rows: list[Row] = []
+        error = answer.failure
+        if error is None and answer.status != 200:
+            error = f"HTTP {answer.status}"
+        elif error is None and answer.html:
+            error = "HTML, not a metrics page"
+        if error is None:
+            begun = time.perf_counter()
+            try:
+                page = scrape_of(self.engine)(answer.body, model=self.model, edge=edge is not None)
+                rows = [*page.rows, _own("scrape_dropped", page.dropped)]
+            except BadPage as bad:
+                error = str(bad)
+            self.read_s = time.perf_counter() - begun
+        rows += [_own("up", 0.0 if error else 1.0), _own("scrape_s", answer.took_s)]
+        record: dict[str, Any] = {"t": (answer.t_ns - origin_ns) / 1e9, "target": self.target, "server": self.server}
+        record |= {"role": self.role, "rows": rows}
+        return record | ({"edge": edge} if edge else {}) | ({"error": error} if error else {})
+
+
+def _own(name: str, value: float) -> Row:
+    return (name, name, "gauge", "", "{}", float(value))
+
+
+class Lines:
+    """A file of JSON lines that stays whole: what a full disk cut short is taken back."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+
+    def append(self, line: bytes) -> None:
+        whole = os.fstat(self.fd).st_size
+        try:
+            while line:
+                line = line[os.write(self.fd, line) :]
+        except OSError:
+            os.ftruncate(self.fd, whole)
+            raise
+
+    def close(self) -> None:
+        os.close(self.fd)
+
+
+class Sampling:
+    """All pages, the file of the cell that runs, and the way back to the parent."""
+
+    def __init__(self, client: aiohttp.ClientSession, config: dict[str, Any]) -> None:
+        self.client = client
+        self.interval_s = float(config["interval_s"])
+        self.origin_ns = int(config["origin_ns"])
+        self.watched = [Watched(**server) for server in config["servers"]]
+        self.file: Lines | None = None
+        self.no_edge = asyncio.Event()
+        self.no_edge.set()
+        self.untold: dict[tuple[str, str], dict[str, Any]] = {}
+
+    async def watch(self, page: Watched, after_s: float) -> None:
+        """Scrape one page for ever, at the interval or as seldom as its own slowness and our share of CPU ask."""
+        await asyncio.sleep(after_s)
+        while True:
+            await self.no_edge.wait()
+            begun = time.monotonic()
+            async with page.lock:
+                self.keep(page.record(await self.fetch(page), self.origin_ns, None))
+            took_s = time.monotonic() - begun
+            share_s = sum(one.read_s for one in self.watched) / CPU_SHARE
+            pause_s = max(self.interval_s, min(LONGEST_PAUSE_S, OWN_SHARE * took_s), share_s)
+            await asyncio.sleep(max(0.0, pause_s - took_s))
+
+    async def fetch(self, page: Watched) -> Answer:
+        return await get(self.client, page.url, page.headers, PAGE_TIMEOUT_S)
+
+    async def edge(self, which: str, path: str | None) -> list[str]:
+        """Scrape every page at once, once more where that failed. Says which pages are missing, and why.
+
+        Pages are read only when all have come, so that reading one does not delay the stamp of another.
+        """
+        self.no_edge.clear()
+        try:
+            records = await self.scrape_all(self.watched, which)
+            lost = [page for page in self.watched if "error" in records[page.target, page.server]]
+            if lost:
+                await asyncio.sleep(RETRY_AFTER_S)
+                records |= await self.scrape_all(lost, which)
+            if path is not None:
+                self.open(Path(path))
+            for record in records.values():
+                self.keep(record)
+            if which == "end":
+                self.close()
+        finally:
+            self.no_edge.set()
+        return [f"{record['server']}: {record['error']}" for record in records.values() if "error" in record]
+
+    async def scrape_all(self, pages: Iterable[Watched], which: str) -> dict[tuple[str, str], dict[str, Any]]:
+        async def alone(page: Watched) -> Answer:
+            async with page.lock:
+                return await self.fetch(page)
+
+        pages = list(pages)
+        answers = await asyncio.gather(*(alone(page) for page in pages))
+        return {
+            (page.target, page.server): page.record(answer, self.origin_ns, which)
+            for page, answer in zip(pages, answers, strict=True)
+        }
+
+    def keep(self, record: dict[str, Any]) -> None:
+        """Write a record to the cell's file, if a cell runs, and remember its gauges for the parent."""
+        self.untold[record["target"], record["server"]] = gauges(record)
+        if self.file is not None:
+            try:
+                self.file.append(json.dumps(record, separators=(",", ":")).encode() + b"\n")
+            except OSError as error:
+                self.disk(self.file.path, error)
+                self.close()
+
+    def open(self, path: Path) -> None:
+        self.close()
+        try:
+            self.file = Lines(path)
+        except OSError as error:
+            self.disk(path, error)
+
+    def close(self) -> None:
+        if self.file is not None:
+            self.file.close()
+            self.file = None
+
+    def disk(self, path: Path, error: OSError) -> None:
+        tell({"disk": {"path": str(path), "errno": error.errno, "text": error.strerror or str(error)}})
+
+    def tell_latest(self) -> None:
+        if self.untold:
+            tell({"latest": list(self.untold.values())})
+            self.untold.clear()
+
+    async def keep_telling(self, parent: int) -> None:
+        """The newest gauges in few messages, however many servers there are; ends us when the parent is gone."""
+        while os.getppid() == parent:
+            self.tell_latest()
+            await asyncio.sleep(TELL_EVERY_S)
+        os._exit(0)
+
+    async def obey(self, order: dict[str, Any]) -> None:
+        missing = await self.edge(order["do"], order.get("path"))
+        self.tell_latest()
+        tell({"id": order["id"], "missing": missing})
+
+
+def gauges(record: dict[str, Any]) -> dict[str, Any]:
+    """A record's figures for a live view: sums over ranks, the highest KV use; None where the page has none."""
+    found: dict[str, list[float]] = {}
+    for _, canonical, kind, _, labels, value in record["rows"]:
+        if kind == "gauge":
+            name = "waiting_to_start" if canonical == "kv_fetch_stage" and "waiting_to_start" in labels else canonical
+            found.setdefault(name, []).append(value)
+    sums = ("running", "waiting", "waiting_to_start", "inflight", "frontend_queued", "frontend_inflight")
+    told: dict[str, Any] = {name: record[name] for name in ("t", "target", "server", "role")}
+    told |= {name: sum(found[name]) if name in found else None for name in sums}
+    told["kv_cache_usage"] = max(found["kv_cache_usage"]) if "kv_cache_usage" in found else None
+    return told | {"up": "error" not in record, "error": record.get("error")}
+
+
+def tell(message: dict[str, Any]) -> None:
+    sys.stdout.write(json.dumps(message, separators=(",", ":")) + "\n")
+    sys.stdout.flush()
+
+
+async def main() -> None:
+    loop = asyncio.get_running_loop()
+    orders = asyncio.StreamReader(limit=2**24)
+    await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(orders), sys.stdin)
+    config = json.loads(await orders.readline())
+    async with session() as client:
+        sampling = Sampling(client, config)
+        spread_s = sampling.interval_s / max(1, len(sampling.watched))
+        tasks = [loop.create_task(sampling.watch(page, i * spread_s)) for i, page in enumerate(sampling.watched)]
+        tasks.append(loop.create_task(sampling.keep_telling(config["parent"])))
+        while line := await orders.readline():
+            await sampling.obey(json.loads(line))
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        sampling.close()
+
+
+if __name__ == "__main__":
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        asyncio.run(main())
+    except BrokenPipeError:
+        os._exit(0)
+    except Exception as failure:  # noqa: BLE001 - the parent is told instead of a traceback on the user's terminal
+        tell({"crash": f"{type(failure).__name__}: {failure}"})
+        sys.exit(1)

@@ -1,0 +1,50 @@
+"""vLLM, from the last V0 names to 0.32; `vllm_` and `ray_vllm_` forms of a name (Ray) are accepted by the reader.
+
+Counters are shown as `X_total`. Two names look alike: `time_per_output_token_seconds` was the gap between tokens (now
+`inter_token_latency_seconds`), `request_time_per_output_token_seconds` is newer and a mean per request.
+"""
+
+from __future__ import annotations
+
+from pdbench.probe.vocabulary.series import Vocabulary, counter, gauge, histogram
+
+VLLM = Vocabulary(
+    name="vllm",
+    marks=("vllm:", "vllm_", "ray_vllm"),
+    rank_labels=("engine",),
+    model_labels=("model_name",),
+    series=(
+        gauge("running", "vllm:num_requests_running"),
+        gauge("waiting", "vllm:num_requests_waiting"),
+        gauge("waiting_by_reason", "vllm:num_requests_waiting_by_reason"),
+        gauge("kv_fetch_stage", "vllm:num_requests_kv_fetch_by_stage"),
+        gauge("kv_cache_usage", "vllm:kv_cache_usage_perc", "vllm:gpu_cache_usage_perc"),
+        gauge("cache_config", "vllm:cache_config_info", edge_only=True),
+        counter("preemptions", "vllm:num_preemptions"),
+        counter("prompt_tokens", "vllm:prompt_tokens"),
+        counter("prompt_tokens_by_source", "vllm:prompt_tokens_by_source"),
+        counter("generation_tokens", "vllm:generation_tokens"),
+        counter("request_success", "vllm:request_success"),
+        counter("prefix_cache_queries", "vllm:prefix_cache_queries", "vllm:gpu_prefix_cache_queries"),
+        counter("prefix_cache_hits", "vllm:prefix_cache_hits", "vllm:gpu_prefix_cache_hits"),
+        counter("external_prefix_cache_queries", "vllm:external_prefix_cache_queries"),
+        counter("external_prefix_cache_hits", "vllm:external_prefix_cache_hits"),
+        counter("admission_rejections", "vllm:admission_rejections"),
+        histogram("ttft_s", "vllm:time_to_first_token_seconds"),
+        histogram("itl_s", "vllm:inter_token_latency_seconds", "vllm:time_per_output_token_seconds"),
+        histogram("tpot_s", "vllm:request_time_per_output_token_seconds"),
+        histogram("e2e_s", "vllm:e2e_request_latency_seconds"),
+        histogram("queue_s", "vllm:request_queue_time_seconds"),
+        histogram("inference_s", "vllm:request_inference_time_seconds"),
+        histogram("prefill_s", "vllm:request_prefill_time_seconds"),
+        histogram("decode_s", "vllm:request_decode_time_seconds"),
+        histogram("nixl_xfer_s", "vllm:nixl_xfer_time_seconds"),
+        histogram("nixl_post_s", "vllm:nixl_post_time_seconds"),
+        histogram("nixl_nbytes", "vllm:nixl_bytes_transferred"),
+        histogram("nixl_descriptors", "vllm:nixl_num_descriptors"),
+        counter("nixl_failed_transfers", "vllm:nixl_num_failed_transfers"),
+        counter("nixl_failed_notifications", "vllm:nixl_num_failed_notifications"),
+        counter("nixl_kv_expired", "vllm:nixl_num_kv_expired_reqs"),
+        counter("nixl_used_after_expiry", "vllm:nixl_num_notifications_after_expiry"),
+    ),
+)
