@@ -1,0 +1,248 @@
+"""What a person sees on stderr while a sweep runs.
+
+On a terminal a few lines that renew themselves, elsewhere one line at each cell's start and end. The event loop only
+appends to lists here; drawing is done by a thread of its own, at most DRAWS_A_SECOND times a second and only of what
+changed, so that it holds the interpreter for about a millisecond at a time (tests/report_views/test_live.py).
+"""
+
+from __future__ import annotations
+
+import statistics
+import threading
+import time
+from collections import deque
+from collections.abc import Mapping
+from types import TracebackType
+from typing import Any
+
+from rich.console import Console
+from rich.live import Live as RichLive
+from rich.text import Text
+
+from pdbench.deployment import Deployment
+from pdbench.run import RequestRow
+from pdbench.sweep.plan import Cell, Plan
+
+DRAWS_A_SECOND = 4
+RECENT = 50  # requests of which the current medians are
+HISTORY = 40  # gauges in the sparkline
+BARS = "▁▂▃▄▅▆▇█"
+PLAIN_BARS = "_.-=+*#@"
+LABEL_WIDTH = 9
+
+
+class Seen:
+    """What came back of the cell in hand. Written by the event loop, read by the drawing thread."""
+
+    def __init__(self) -> None:
+        self.ok = 0
+        self.failed = 0
+        self.ttft_ms: list[float] = []
+        self.tpot_ms: list[float] = []
+        self.waiting: deque[float] = deque(maxlen=HISTORY)
+        self.waiting_max: float | None = None
+
+    def row(self, row: RequestRow) -> None:
+        if row.status != "ok":
+            self.failed += 1
+            return
+        self.ok += 1
+        if row.first_token_s is None:
+            return
+        self.ttft_ms.append((row.first_token_s - row.intended_s) * 1000)
+        if row.last_token_s is not None and row.output_tokens is not None and row.output_tokens > 1:
+            self.tpot_ms.append((row.last_token_s - row.first_token_s) * 1000 / (row.output_tokens - 1))
+
+
+class Live:
+    """The live view, as a context manager around the sweep."""
+
+    def __init__(self, plan: Plan, deployments: Mapping[str, Deployment], console: Console | None = None) -> None:
+        self.plan = plan
+        self.deployments = deployments
+        self.console = console or Console(stderr=True, highlight=False)
+        self.turns = list(plan.turns())
+        self.expected_s = [_expected_s(plan, cell) for cell, _ in self.turns]
+        self.took_s: dict[int, float] = {}
+        self.turn = -1
+        self.planned: int | None = None
+        self.started_s = self.cell_started_s = time.monotonic()
+        self.seen = Seen()
+        self.servers: Mapping[tuple[str, str], Mapping[str, Any]] = {}
+        self.bars = BARS if (self.console.encoding or "").lower().startswith("utf") else PLAIN_BARS
+        self._view: RichLive | None = None
+        self._news = threading.Event()
+        self._stop = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    def __enter__(self) -> Live:
+        if self.console.is_terminal and not self.console.is_dumb_terminal:
+            self._view = RichLive(
+                Text(), console=self.console, auto_refresh=False, transient=True, redirect_stdout=False
+            )
+            self._view.start()
+            self._thread = threading.Thread(target=self._draw, name="pdbench-live", daemon=True)
+            self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._stop.set()
+        self._news.set()
+        if self._thread is not None:
+            self._thread.join(1.0)
+        if self._view is not None:
+            self._view.stop()
+
+    def cell_started(self, cell: Cell, repeat: int, planned: int | None) -> None:
+        """`planned` is how many requests the schedule holds, where that is known beforehand."""
+        self.turn = self.turns.index((cell, repeat))
+        self.planned = planned
+        self.cell_started_s = time.monotonic()
+        self.seen = Seen()
+        self._news.set()
+        if self._view is None:
+            expected = self.expected_s[self.turn]
+            about = f", about {expected:.0f} s" if expected else ""
+            self._line(f"{self._where(cell, repeat)}{about}")
+
+    def row(self, row: RequestRow) -> None:
+        self.seen.row(row)
+        self._news.set()
+
+    def gauges(self, servers: Mapping[tuple[str, str], Mapping[str, Any]]) -> None:
+        """The newest gauges by (target, server), as the sampler keeps them."""
+        self.servers = servers
+        waiting = self._sum("waiting", "decode", "colocated")
+        if waiting is not None:
+            self.seen.waiting.append(waiting)
+            self.seen.waiting_max = max(waiting, self.seen.waiting_max or 0)
+        self._news.set()
+
+    def cell_ended(self, cell: Cell, repeat: int) -> None:
+        self.took_s[self.turn] = time.monotonic() - self.cell_started_s
+        seen = self.seen
+        parts = [f"{seen.ok} answered" + (f", {seen.failed} not" if seen.failed else "")]
+        if seen.ttft_ms:
+            parts.append(f"TTFT median {_ms(statistics.median(seen.ttft_ms))}")
+        if seen.tpot_ms:
+            parts.append(f"TPOT median {_ms(statistics.median(seen.tpot_ms))}")
+        if seen.waiting_max is not None:
+            parts.append(f"decode waiting max {seen.waiting_max:g}")
+        self._line(f"{self._where(cell, repeat)}: {'; '.join(parts)}")
+
+    def _line(self, text: str) -> None:
+        self.console.print(Text(text), soft_wrap=True)
+
+    def _where(self, cell: Cell, repeat: int) -> str:
+        name = cell_name(cell, target=len(self.deployments) > 1)
+        again = f", repeat {repeat + 1} of {self.plan.repeats}" if self.plan.repeats > 1 else ""
+        return f"cell {self.turn + 1} of {len(self.turns)}: {name}{again}"
+
+    def _sum(self, gauge: str, *roles: str) -> float | None:
+        target = self.turns[self.turn][0].target if self.turn >= 0 else None
+        of_role = [s for (t, _), s in self.servers.items() if t == target and s.get("role") in roles]
+        known = [float(s[gauge]) for s in of_role if s.get(gauge) is not None]
+        return sum(known) if known else None
+
+    def _draw(self) -> None:
+        while not self._stop.is_set():
+            self._news.wait(1.0)
+            self._news.clear()
+            if self._view is not None and self.turn >= 0:
+                width = self.console.width
+                lines = [line[: width - 1] for line in self.lines(time.monotonic())]
+                self._view.update(Text("\n".join(lines), no_wrap=True, overflow="crop"), refresh=True)
+            self._stop.wait(1 / DRAWS_A_SECOND)
+
+    def lines(self, now_s: float) -> list[str]:
+        """The picture as plain lines. Where there is no number yet, there is a word."""
+        cell, repeat = self.turns[self.turn]
+        seen, elapsed = self.seen, now_s - self.cell_started_s
+        expected = self.expected_s[self.turn]
+        answered = f"{seen.ok} answered" + (f" of {self.planned}" if self.planned else "")
+        lines = [self._where(cell, repeat)]
+        span = f"{elapsed:.0f} s" + (f" of {expected:.0f} s" if expected else "")
+        bar = _bar(elapsed / expected) + "  " if expected else ""
+        left = self._left_s(elapsed)
+        lines.append(_labelled("progress", f"{bar}{span}  {_left(left)}"))
+        lines.append(_labelled("requests", answered + (f"  {seen.failed} not answered" if seen.failed else "")))
+        for name, values in (("TTFT", seen.ttft_ms), ("TPOT", seen.tpot_ms)):
+            recent = values[-RECENT:]
+            text = f"{_ms(statistics.median(recent)):>9} median of the last {len(recent)}" if recent else "none yet"
+            lines.append(_labelled(name, text))
+        for role in ("prefill", "decode", "colocated"):
+            if line := self._role(role, cell.target):
+                lines.append(_labelled(role, line))
+        return lines
+
+    def _role(self, role: str, target: str) -> str:
+        running, waiting = self._sum("running", role), self._sum("waiting", role)
+        if running is None and waiting is None:
+            return ""
+        deployment = self.deployments.get(target)
+        slots = deployment.decode_slots if deployment is not None and role != "prefill" else None
+        of = f" of {slots}" if slots else ""
+        text = f"running {_count(running)}{of}  waiting {_count(waiting)}"
+        return f"{text:26}" + ("" if role == "prefill" else _spark(self.seen.waiting, self.bars))
+
+    def _left_s(self, elapsed: float) -> float | None:
+        """Seconds to the end of the sweep; what cells took beyond their plan so far is expected of the rest."""
+        done = [(took, self.expected_s[turn]) for turn, took in self.took_s.items()]
+        rest = self.expected_s[self.turn :]
+        if any(expected is None for expected in rest):
+            mean = statistics.fmean(took for took, _ in done) if done else None
+            return None if mean is None else max(mean * len(rest) - elapsed, 0)
+        extra = statistics.fmean(took - (expected or took) for took, expected in done) if done else 0.0
+        return max(sum(expected or 0 for expected in rest) + extra * len(rest) - elapsed, 0)
+
+
+def cell_name(cell: Cell, *, target: bool) -> str:
+    """`8 req/s x 16,384 tokens`, or `32 streams, closed loop x ...`."""
+    load = (
+        f"{cell.request_rate:g} req/s"
+        if cell.request_rate is not None
+        else f"{cell.max_concurrency} streams, closed loop"
+    )
+    name = f"{load} x {cell.prompt_len:,} tokens"
+    shown = "".join(c for c in cell.target if c.isprintable())
+    return f"{shown}: {name}" if target else name
+
+
+def _ms(value: float) -> str:
+    return f"{value:,.0f} ms" if value >= 100 else f"{value:.3g} ms"
+
+
+def _expected_s(plan: Plan, cell: Cell) -> float | None:
+    """How long a cell sends, where the plan says it."""
+    limits = [plan.duration_s] if plan.duration_s else []
+    if plan.num_prompts and cell.request_rate:
+        limits.append(plan.num_prompts / cell.request_rate)
+    return min(limits) if limits else None
+
+
+def _count(value: float | None) -> str:
+    return "-" if value is None else f"{value:g}"
+
+
+def _labelled(label: str, text: str) -> str:
+    return f"  {label:{LABEL_WIDTH}} {text}"
+
+
+def _bar(share: float, width: int = 20) -> str:
+    full = round(min(max(share, 0), 1) * width)
+    return f"[{'#' * full}{'.' * (width - full)}]"
+
+
+def _left(seconds: float | None) -> str:
+    if seconds is None:
+        return "end not known yet"
+    return f"about {int(seconds // 60)}:{int(seconds % 60):02d} left"
+
+
+def _spark(values: deque[float], bars: str) -> str:
+    """The last values as bars; the highest bar is the highest of them, and at least one."""
+    kept = list(values)
+    highest = max([1.0, *kept])
+    return "".join(bars[min(int(value / highest * (len(bars) - 1) + 0.5), len(bars) - 1)] for value in kept)
