@@ -60,13 +60,18 @@ async def get(client: aiohttp.ClientSession, url: str, headers: dict[str, str], 
     """
     begun = time.monotonic_ns()
     seen, status, content_type = begun, 0, ""
+    # A little sooner than the whole, so that a host that is not there differs from a server that does not answer.
+    connecting = aiohttp.ClientTimeout(total=None, sock_connect=0.8 * timeout_s)
 
     def failed(kind: str, text: str) -> Answer:
         now = time.monotonic_ns()
         return Answer(text, kind, status, content_type, b"", seen if status else now, (now - begun) / 1e9)
 
     try:
-        async with asyncio.timeout(timeout_s), client.get(url, headers=headers, allow_redirects=False) as response:
+        async with (
+            asyncio.timeout(timeout_s),
+            client.get(url, headers=headers, allow_redirects=False, timeout=connecting) as response,
+        ):
             seen, status = time.monotonic_ns(), response.status
             content_type = response.headers.get("Content-Type", "").lower()
             body = bytearray()
@@ -76,6 +81,8 @@ async def get(client: aiohttp.ClientSession, url: str, headers: dict[str, str], 
                     return failed("other", f"more than {MAX_BYTES >> 20} MiB")
             took_s = (time.monotonic_ns() - begun) / 1e9
             return Answer(None, "", status, content_type, bytes(body), seen, took_s)
+    except aiohttp.ConnectionTimeoutError:
+        return failed("refused", f"no connection within {0.8 * timeout_s:g} s")
     except TimeoutError:
         return failed("timeout", f"no whole answer within {timeout_s:g} s")
     except (aiohttp.ClientSSLError, ssl.SSLError) as error:

@@ -8,6 +8,7 @@ and `end`.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
 import subprocess
@@ -46,6 +47,7 @@ class Sampler:
         self._servers = [server for deployment in deployments for server in _pages(deployment)]
         self._config = {"interval_s": interval_s, "origin_ns": origin_ns, "parent": os.getpid()}
         self._process: subprocess.Popen[bytes] | None = None
+        self._ear: threading.Thread | None = None
         self._waiting: dict[int, Future[list[str]]] = {}
         self._latest: dict[tuple[str, str], dict[str, Any]] = {}
         self._orders = 0
@@ -75,7 +77,8 @@ class Sampler:
             env=os.environ | {"PYTHONPATH": os.pathsep.join(paths)},
             start_new_session=True,
         )
-        threading.Thread(target=self._listen, args=(self._process,), name="sampler", daemon=True).start()
+        self._ear = threading.Thread(target=self._listen, args=(self._process,), name="sampler", daemon=True)
+        self._ear.start()
         self._send(
             {**self._config, "servers": self._servers}
         )  # over the pipe: it holds credentials, which a command line would show
@@ -100,13 +103,14 @@ class Sampler:
         process = self._process
         if process is None:
             return
-        if process.stdin is not None:
-            _quietly_close(process.stdin)
+        _quietly_close(process.stdin)
         try:
             process.wait(STOP_DEADLINE_S)
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()
+        if self._ear is not None:
+            self._ear.join(STOP_DEADLINE_S)
         self._process = None
 
     async def _order(self, order: dict[str, Any], what: str) -> Edge:
@@ -126,6 +130,8 @@ class Sampler:
                     self._process.kill()  # late, it would write into the wrong cell
             except ConnectionError:
                 pass  # it died: `_listen` has noted it
+        elif self._ear is not None:
+            await asyncio.to_thread(self._ear.join, STOP_DEADLINE_S)
         self._waiting.pop(self._orders, None)
         if self.failure is not None:
             failure, self.failure = self.failure, None
@@ -166,6 +172,7 @@ class Sampler:
                 said = f": {message['crash']}"
         code = process.wait()
         process.stdout.close()
+        _quietly_close(process.stdin)
         if not self._stopping:
             self.notes.append(
                 f"the metrics sampler ended by itself (exit code {code}){said}; server metrics are missing."
@@ -191,8 +198,7 @@ def _pages(deployment: Deployment) -> list[dict[str, Any]]:
     ]
 
 
-def _quietly_close(pipe: IO[bytes]) -> None:
-    try:
-        pipe.close()
-    except OSError:
-        return
+def _quietly_close(pipe: IO[bytes] | None) -> None:
+    with contextlib.suppress(OSError):
+        if pipe is not None:
+            pipe.close()

@@ -8,6 +8,7 @@ gone.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
 import signal
@@ -43,7 +44,7 @@ class Watched:
     engine: str | None
     model: str | None
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
-    read_s: float = 0.0  # CPU of the last reading
+    read_s: float = 0.0  # CPU of the last reading between edges
 
     def record(self, answer: Answer, origin_ns: int, edge: str | None) -> dict[str, Any]:
         """The line for metrics: what `pdbench.run.metric_rows` reads, and `edge` or `error` where there is one."""
@@ -54,13 +55,14 @@ class Watched:
         elif error is None and answer.html:
             error = "HTML, not a metrics page"
         if error is None:
-            begun = time.perf_counter()
+            begun = time.thread_time()
             try:
                 page = scrape_of(self.engine)(answer.body, model=self.model, edge=edge is not None)
                 rows = [*page.rows, _own("scrape_dropped", page.dropped)]
             except BadPage as bad:
                 error = str(bad)
-            self.read_s = time.perf_counter() - begun
+            if edge is None:
+                self.read_s = time.thread_time() - begun
         rows += [_own("up", 0.0 if error else 1.0), _own("scrape_s", answer.took_s)]
         record: dict[str, Any] = {"t": (answer.t_ns - origin_ns) / 1e9, "target": self.target, "server": self.server}
         record |= {"role": self.role, "rows": rows}
@@ -84,7 +86,8 @@ class Lines:
             while line:
                 line = line[os.write(self.fd, line) :]
         except OSError:
-            os.ftruncate(self.fd, whole)
+            with contextlib.suppress(OSError):
+                os.ftruncate(self.fd, whole)
             raise
 
     def close(self) -> None:
@@ -114,7 +117,7 @@ class Sampling:
                 self.keep(page.record(await self.fetch(page), self.origin_ns, None))
             took_s = time.monotonic() - begun
             share_s = sum(one.read_s for one in self.watched) / CPU_SHARE
-            pause_s = max(self.interval_s, min(LONGEST_PAUSE_S, OWN_SHARE * took_s), share_s)
+            pause_s = max(self.interval_s, min(LONGEST_PAUSE_S, max(OWN_SHARE * took_s, share_s)))
             await asyncio.sleep(max(0.0, pause_s - took_s))
 
     async def fetch(self, page: Watched) -> Answer:
@@ -226,12 +229,21 @@ async def main() -> None:
         spread_s = sampling.interval_s / max(1, len(sampling.watched))
         tasks = [loop.create_task(sampling.watch(page, i * spread_s)) for i, page in enumerate(sampling.watched)]
         tasks.append(loop.create_task(sampling.keep_telling(config["parent"])))
+        for task in tasks:
+            task.add_done_callback(_none_may_end)
         while line := await orders.readline():
             await sampling.obey(json.loads(line))
         for task in tasks:
+            task.remove_done_callback(_none_may_end)
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         sampling.close()
+
+
+def _none_may_end(task: asyncio.Task[None]) -> None:
+    """A page that silently is no longer scraped would read as a quiet server: rather the whole sampler ends, loudly."""
+    tell({"crash": repr(task.exception())})
+    os._exit(1)
 
 
 if __name__ == "__main__":

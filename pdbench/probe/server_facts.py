@@ -150,7 +150,7 @@ def _page(server: Server, answer: Answer | None, engine: str | None) -> tuple[se
         except BadPage as bad:
             trouble = str(bad)
         if guess is None and server.role != "proxy":
-            useful = ", ".join(useful_looking(names))
+            useful = clean(", ".join(useful_looking(names)), 300)
             trouble = f"is of no engine that pdbench knows (series that look useful: {useful or 'none'})"
     if trouble is None or (server.role == "proxy" and not names):
         return names, rows, []

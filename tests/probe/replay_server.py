@@ -88,12 +88,19 @@ def _handler(replay: Replay) -> type[BaseHTTPRequestHandler]:
     return Handler
 
 
+class _Server(ThreadingHTTPServer):
+    daemon_threads = True
+    block_on_close = False
+    request_queue_size = 256
+
+    def handle_error(self, *_: object) -> None:
+        """A client that hung up is no news."""
+
+
 @contextmanager
 def serving(replay: Replay, port: int = 0) -> Iterator[Replay]:
     """Serve on loopback until the block ends."""
-    server = ThreadingHTTPServer(("127.0.0.1", port), _handler(replay))
-    server.daemon_threads = True
-    server.block_on_close = False
+    server = _Server(("127.0.0.1", port), _handler(replay))
     replay.url = f"http://127.0.0.1:{server.server_address[1]}"
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True)
     thread.start()

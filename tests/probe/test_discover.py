@@ -6,7 +6,7 @@ import asyncio
 import socket
 import threading
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 
 import pytest
 from replay_server import HTML, Replay, Reply, capture, models, page, serving, vllm
@@ -182,10 +182,8 @@ def greeting(first: bytes) -> Iterator[str]:
                 with connection:
                     connection.sendall(first)
                     connection.settimeout(0.2)
-                    try:
+                    with suppress(OSError):
                         connection.recv(65536)
-                    except OSError:
-                        pass
 
         threading.Thread(target=serve, daemon=True).start()
         yield f"http://127.0.0.1:{listening.getsockname()[1]}"
@@ -290,10 +288,26 @@ def test_an_unknown_engine_flag() -> None:
     assert error.exit_code == 2 and "vllm" in error.hint
 
 
-def test_a_server_that_takes_connections_and_says_nothing_costs_a_deadline_only() -> None:
-    silent = Replay({}, otherwise=Reply(b"", delay_s=4.0))
+def test_a_server_that_takes_connections_and_says_nothing_costs_a_deadline_only(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("pdbench.probe.discover.DEADLINE_S", 0.8)
+    silent = Replay({}, otherwise=Reply(b"", delay_s=2.0))
     found = look([("proxy", silent)], model="m")
     assert any("answered nothing" in note for note in notes(found))
+
+
+def test_a_host_that_takes_no_connection_is_unreachable(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("pdbench.probe.discover.DEADLINE_S", 0.8)
+    with socket.socket() as full, ExitStack() as stack:
+        full.bind(("127.0.0.1", 0))
+        full.listen(0)
+        for _ in range(3):  # fill the queue of connections that wait to be taken: further ones hang
+            waiting = stack.enter_context(socket.socket())
+            waiting.setblocking(False)
+            waiting.connect_ex(full.getsockname())
+        with pytest.raises(Unreachable, match="no connection within"):
+            asyncio.run(discover(build("t", [("proxy", f"http://127.0.0.1:{full.getsockname()[1]}")])))
 
 
 def test_foreign_text_is_made_harmless() -> None:
