@@ -1,0 +1,100 @@
+"""One cell as measured: what was planned, what the client saw and what the pages said, of one repeat or of several."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from pdbench.report.answers import Answers, Load, pooled
+from pdbench.report.window import Segment, Window
+
+PULL, PUSH, COLOCATED = "pull", "push", "colocated"
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """One repeat of a cell."""
+
+    repeat: int
+    entry: Mapping[str, Any]  # of run.json's cell_runs
+    load: Load
+    segment: Segment
+
+    @property
+    def client(self) -> Mapping[str, Any]:
+        found: Mapping[str, Any] = self.entry.get("client") or {}
+        return found
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """A cell with the repeats that are judged together."""
+
+    plan: Mapping[str, Any]
+    cell: Mapping[str, Any]  # of the plan's cells
+    deployment: Mapping[str, Any]
+    parts: Sequence[Part]
+    answers: Answers
+    window: Window
+
+    @property
+    def rate(self) -> float | None:
+        """Asked requests/s of an open loop."""
+        value = self.cell.get("request_rate")
+        return None if value is None else float(value)
+
+    @property
+    def streams(self) -> int | None:
+        value = self.cell.get("max_concurrency")
+        return None if value is None else int(value)
+
+    @property
+    def send_s(self) -> float:
+        return sum(part.load.duration_s for part in self.parts)
+
+    @property
+    def achieved(self) -> float | None:
+        """Answers a second over the send window shifted by the mean E2EL."""
+        return sum(int(p.load.counted().sum()) for p in self.parts) / self.send_s if self.send_s > 0 else None
+
+    @property
+    def offered(self) -> float | None:
+        """The asked rate, or what a closed loop achieved."""
+        return self.rate if self.rate is not None else self.achieved
+
+    @property
+    def decoder(self) -> str:
+        """The role that makes the tokens."""
+        return "colocated" if self.mode == COLOCATED else "decode"
+
+    def has_role(self, role: str) -> bool:
+        return any(server.get("role") == role for server in self.deployment.get("servers", []))
+
+    @property
+    def mode(self) -> str | None:
+        """Pull, push or colocated: as the deployment says, else by whose NIXL series moved; `None` when unknown."""
+        if self.has_role("colocated"):
+            return COLOCATED
+        said = self.deployment.get("mode")
+        if said in (PULL, PUSH):
+            return str(said)
+        for role, mode in (("decode", PULL), ("prefill", PUSH)):
+            if self.window.delta(role, "nixl_xfer_s", "count"):
+                return mode
+        return None
+
+    @property
+    def dynamo(self) -> bool:
+        return "dynamo" in str(self.deployment.get("engine") or "").lower()
+
+    def only(self, part: Part) -> Measured:
+        """The same cell with this repeat alone."""
+        return measured(self.plan, self.cell, self.deployment, [part])
+
+
+def measured(
+    plan: Mapping[str, Any], cell: Mapping[str, Any], deployment: Mapping[str, Any], parts: Sequence[Part]
+) -> Measured:
+    answers = pooled([part.load.answers for part in parts])
+    return Measured(plan, cell, deployment, parts, answers, Window(tuple(part.segment for part in parts)))

@@ -1,0 +1,129 @@
+"""Decode slots: how many the load needs, how many it holds, how many there are."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from pdbench.littles_law.slots import slots_held
+from pdbench.report.cell import Measured
+from pdbench.report.window import Gauge, Page
+
+PLATEAU_SAMPLES = 5  # samples with requests waiting for a slot, at least
+PLATEAU_SHARE = 0.8  # of them that show the largest running seen
+
+
+@dataclass(frozen=True, slots=True)
+class Slots:
+    """`available` and `source` are None when neither given, nor told by the servers, nor seen as a plateau."""
+
+    needed: float | None
+    held: float | None
+    available: int | None
+    source: str | None
+    reached: bool  # running touched the limit while requests waited for a slot
+
+    @property
+    def utilisation(self) -> float | None:
+        return self.needed / self.available if self.needed is not None and self.available else None
+
+    @property
+    def overload(self) -> bool:
+        return self.utilisation is not None and self.utilisation >= 1.0
+
+
+def slots_of(cell: Measured) -> Slots:
+    """Slots of the decode (or co-located) servers together, and the load's demand by Little's law."""
+    answers = cell.answers
+    tokens, tpot = answers.mean(answers.output_tokens), answers.mean(answers.tpot_ms)
+    needed = held = None
+    if tokens is not None and tpot is not None:
+        needed = None if cell.offered is None else slots_held(cell.offered, tokens, tpot)
+        held = None if cell.achieved is None else slots_held(cell.achieved, tokens, tpot)
+    available, source = _available(cell)
+    return Slots(needed, held, available, source, reached(cell))
+
+
+def _available(cell: Measured) -> tuple[int | None, str | None]:
+    servers = [s for s in cell.deployment.get("servers", []) if s.get("role") == cell.decoder]
+    given = [s.get("max_num_seqs") for s in servers]
+    told = [limit_told(s) for s in servers]
+    known = [g if g is not None else t for g, t in zip(given, told, strict=True)]
+    if known and None not in known:
+        return sum(int(k) for k in known if k is not None), "given" if None not in given else "server"
+    pages = [page for segment in cell.window.segments for page in segment.pages if page.role == cell.decoder]
+    seen: dict[tuple[str, str], int] = {}
+    for page in pages:
+        for engine in page.engines():
+            if (limit := plateau(page, engine)) is not None:
+                seen[page.server, engine] = max(limit, seen.get((page.server, engine), 0))
+    engines = {(page.server, engine) for page in pages for engine in page.engines()}
+    if engines and len({server for server, _ in engines}) == len(servers) and engines == set(seen):
+        return sum(seen.values()), "inferred"
+    return None, None
+
+
+def limit_told(server: object) -> int | None:
+    """`max_num_seqs` as the server told it, over its DP ranks."""
+    facts = server.get("facts") if isinstance(server, dict) else None
+    if not facts or facts.get("max_num_seqs") is None:
+        return None
+    return int(facts["max_num_seqs"]) * int(facts.get("dp_ranks") or 1)
+
+
+def engine_limit(cell: Measured, page: Page, engine: str) -> float | None:
+    """Slots of one engine of one server: its share of what is given or told, else the plateau seen."""
+    for server in cell.deployment.get("servers", []):
+        if server.get("name") == page.server:
+            limit = server.get("max_num_seqs")
+            limit = limit_told(server) if limit is None else limit
+            if limit is not None:
+                return float(limit) / max(1, len(page.engines()))
+    return plateau(page, engine)
+
+
+def engine_gauge(page: Page, engine: str, canonical: str, **labels: str) -> Gauge | None:
+    for key, gauge in page.series.items():
+        if key.kind == "gauge" and key.engine == engine and key.matches(canonical, labels):
+            return gauge
+    return None
+
+
+def slot_waiters(page: Page, engine: str) -> Gauge | None:
+    """The gauge that counts requests without a slot: by stage or reason where the engine has it, else all that wait."""
+    for canonical, labels in (
+        ("kv_fetch_stage", {"stage": "waiting_to_start"}),
+        ("waiting_by_reason", {"reason": "capacity"}),
+        ("waiting", {}),
+    ):
+        if (gauge := engine_gauge(page, engine, canonical, **labels)) is not None:
+            return gauge
+    return None
+
+
+def plateau(page: Page, engine: str) -> int | None:
+    """The limit that `running` stays at while requests wait for a slot; `None` when it shows none."""
+    running, waiting = engine_gauge(page, engine, "running"), slot_waiters(page, engine)
+    if running is None or waiting is None:
+        return None
+    times, at, other = np.intersect1d(running.t, waiting.t, return_indices=True)
+    pressed = running.value[at][waiting.value[other] > 0]
+    if len(times) == 0 or len(pressed) < PLATEAU_SAMPLES:
+        return None
+    top = float(running.value[at].max())
+    return int(top) if top >= 1 and np.mean(pressed == top) >= PLATEAU_SHARE else None
+
+
+def reached(cell: Measured) -> bool:
+    """Whether some engine of the decoder ran at its limit while requests waited for a slot."""
+    for _, page in cell.window.pages(cell.decoder):
+        for engine in page.engines():
+            limit = engine_limit(cell, page, engine)
+            running, waiting = engine_gauge(page, engine, "running"), slot_waiters(page, engine)
+            if limit is None or running is None or waiting is None:
+                continue
+            _, at, other = np.intersect1d(running.t, waiting.t, return_indices=True)
+            if np.any((running.value[at] >= limit) & (waiting.value[other] > 0)):
+                return True
+    return False

@@ -1,0 +1,232 @@
+"""Validity checks that rest on the servers' pages. A page or series that is missing is named, never read as 0."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import numpy as np
+
+from pdbench.report.answers import several_tokens_per_event, token_times
+from pdbench.report.cell import COLOCATED, PUSH, Measured
+from pdbench.report.client_checks import stall_limit_s
+from pdbench.report.finding import VOID, WARN, Finding
+from pdbench.report.split import decode_recomputed, recomputed
+
+PREFIX_VOID_SHARE = 0.05
+PREFIX_WARN_SHARE = 0.01
+FOREIGN_SHARE = 0.02
+FOREIGN_REQUESTS = 2
+LITTLE_SHARE = 0.10
+LITTLE_SIGMAS = 3.0  # a gauge sampled now and then is only so good: less than this many standard errors is no finding
+LITTLE_AT_LEAST = 0.5  # requests
+
+
+def _restarted(cell: Measured) -> Iterator[Finding]:
+    for _, page in cell.window.pages():
+        if page.resets or page.restarted:
+            what = (
+                f"counters went back ({', '.join(page.resets[:3])})"
+                if page.resets
+                else "its process start time changed"
+            )
+            yield Finding(
+                "server-restarted", VOID, f"{page.server}: {what} during the cell. Find out why it ended, then repeat."
+            )
+            return
+
+
+def _expired(cell: Measured) -> Iterator[Finding]:
+    """KV blocks whose lease ended. Counted per rank, so never divided by requests."""
+    for _, page in cell.window.pages():
+        expired = cell.window.delta(None, "nixl_kv_expired", server=page.server) or 0
+        used = cell.window.delta(None, "nixl_used_after_expiry", server=page.server) or 0
+        if expired or used:
+            text = f"{page.server}: KV leases expired {expired:.0f} times and KV was used {used:.0f} times after expiry (limit 0): outputs untrusted"
+            yield Finding("kv-expired", VOID, text + ". Raise kv_lease_duration above decode's longest wait.")
+            return
+
+
+def _recomputed(cell: Measured) -> Iterator[Finding]:
+    found = recomputed(cell)
+    if found is None or not decode_recomputed(cell):
+        return
+    tokens, share = found
+    text = f"decode computed {tokens:,.0f} prompt tokens a request itself ({share:.0%} of its prompt tokens; one step computes about 1)"
+    yield Finding("decode-recomputed", VOID, text + ". The proxy may drop kv_transfer_params, or the KV load failed.")
+
+
+def _server_stall(cell: Measured) -> Iterator[Finding]:
+    """Decode shows running requests while its token counter stands still."""
+    if cell.mode == COLOCATED:
+        return  # running there includes requests in prefill; the client's streams tell
+    limit = stall_limit_s(cell)
+    stamps = token_times(cell.answers)
+    for segment, page in cell.window.pages("decode"):
+        for engine in page.engines():
+            running = next((g for k, g in page.series.items() if k.canonical == "running" and k.engine == engine), None)
+            tokens = [g for k, g in page.series.items() if k.canonical == "generation_tokens" and k.engine == engine]
+            if running is None or len(tokens) != 1:
+                continue
+            _, at, of = np.intersect1d(running.t, tokens[0].t, return_indices=True)
+            busy, made, times = running.value[at] > 0, tokens[0].value[of], running.t[at]
+            since: int | None = None
+            for i in range(1, len(times)):
+                still = busy[i] and busy[i - 1] and made[i] == made[i - 1] and times[i] <= segment.end
+                since = (i - 1 if since is None else since) if still else None
+                if since is None or times[i] - times[since] <= limit:
+                    continue
+                if not np.any((stamps > times[since]) & (stamps < times[i])):
+                    text = f"{page.server} had requests running and made no token for {times[i] - times[since]:.1f} s (limit {limit:.1f} s)"
+                    yield Finding("stall", VOID, text + ". Look into its log at that time.")
+                    return
+
+
+def _prefix_hits(cell: Measured) -> Iterator[Finding]:
+    """Prompt tokens that a server had already: with random prompts nothing should be cached."""
+    worst: tuple[float, str] | None = None
+    for server in sorted({page.server for _, page in cell.window.pages()}):
+        queries = cell.window.delta(None, "prefix_cache_queries", server=server)
+        hits = cell.window.delta(None, "prefix_cache_hits", server=server)
+        if queries is None or hits is None:
+            hits = cell.window.delta(None, "prompt_tokens_by_source", server=server, source="local_cache_hit")
+            queries = cell.window.delta(None, "prompt_tokens", server=server)
+        if hits is None or not queries:
+            continue
+        if worst is None or hits / queries > worst[0]:
+            worst = (hits / queries, server)
+    if worst is None and cell.mode == COLOCATED:
+        known = cell.answers.ok & np.isfinite(cell.answers.cached_tokens) & (cell.answers.prompt_tokens > 0)
+        if known.any():
+            share = float(cell.answers.cached_tokens[known].sum() / cell.answers.prompt_tokens[known].sum())
+            worst = (share, "the server (usage.cached_tokens)")
+    if worst is None or worst[0] <= PREFIX_WARN_SHARE:
+        return
+    severity = VOID if worst[0] > PREFIX_VOID_SHARE else WARN
+    text = f"{worst[1]} had {worst[0]:.1%} of its prompt tokens in the prefix cache already (warn above {PREFIX_WARN_SHARE:.0%}, void above {PREFIX_VOID_SHARE:.0%})"
+    yield Finding(
+        "prefix-cache-hits", severity, text + ". Give another --seed, or start servers with --no-enable-prefix-caching."
+    )
+
+
+def _failed_transfers(cell: Measured) -> Iterator[Finding]:
+    failed = cell.window.delta(None, "nixl_failed_transfers") or 0
+    notes = cell.window.delta(None, "nixl_failed_notifications") or 0
+    if failed or notes:
+        text = f"NIXL counted {failed:.0f} failed transfers and {notes:.0f} failed notifications (limit 0)"
+        yield Finding("failed-transfers", WARN, text + ". Look for 'NIXL transfer failure' in the servers' logs.")
+
+
+def _foreign(cell: Measured) -> Iterator[Finding]:
+    """Work of others on the same servers."""
+    ours = int(np.isfinite(cell.answers.sent).sum())
+    for canonical, kind in (("e2e_s", "count"), ("request_success", "counter")):
+        theirs = cell.window.delta(cell.decoder, canonical, kind)
+        if theirs is None:
+            continue
+        if theirs > ours * (1 + FOREIGN_SHARE) and theirs - ours >= FOREIGN_REQUESTS:
+            text = f"{cell.decoder} servers ended {theirs:.0f} requests, we sent {ours} (limit {FOREIGN_SHARE:.0%} more): someone else used them"
+            yield Finding("foreign-traffic", WARN, text + ". Repeat on servers of your own.")
+            return
+        break
+    made = cell.window.delta(cell.decoder, "generation_tokens")
+    if made is None or not np.all((cell.answers.status == "ok") & np.isfinite(cell.answers.output_tokens)):
+        return
+    got = float(cell.answers.output_tokens.sum())
+    if got and made > got * (1 + FOREIGN_SHARE):
+        text = f"{cell.decoder} servers made {made:,.0f} tokens, we got {got:,.0f} (limit {FOREIGN_SHARE:.0%} more)"
+        yield Finding("foreign-traffic", WARN, text + ". Repeat on servers of your own.")
+
+
+def _littles_law(cell: Measured) -> Iterator[Finding]:
+    """Requests in the servers by their gauges against throughput x mean E2EL: both are request-seconds of the window."""
+    # In push decode holds a request from the start, so prefill's gauges would count it twice.
+    roles = [cell.decoder] if cell.mode in (COLOCATED, PUSH) else ["prefill", "decode"]
+    answers = cell.answers
+    spent = answers.done - answers.sent
+    if cell.mode is None or not np.all(np.isfinite(spent[np.isfinite(answers.sent)])):
+        return
+    seconds, error = 0.0, 0.0
+    for role in roles:
+        for gauge in ("running", "waiting"):
+            area = cell.window.integral(role, gauge)
+            if area is None:
+                return
+            seconds += area
+        error += _sampling_error(cell, role) ** 2
+    ours, time = float(np.nansum(spent)), cell.window.duration_s
+    apart = abs(seconds - ours)
+    if ours <= 0 or time <= 0:
+        return
+    if apart > LITTLE_SHARE * ours and apart > LITTLE_SIGMAS * error**0.5 and apart > LITTLE_AT_LEAST * time:
+        text = f"the servers' gauges show {seconds / time:.2f} requests on average, throughput x mean E2EL is {ours / time:.2f} (limit {LITTLE_SHARE:.0%} apart)"
+        hint = "Requests spend time where no server counts them: a proxy, a front end, a server that isn't scraped." if seconds < ours else (
+            "The servers hold requests that are not ours, or gauges stand still."
+        )  # fmt: skip
+        yield Finding("littles-law", WARN, f"{text}. {hint}")
+
+
+def _sampling_error(cell: Measured, role: str) -> float:
+    """Standard error of a role's area under running + waiting, from the roughness of its samples."""
+    variance = 0.0
+    for name in ("running", "waiting"):
+        for _, _, _, gauge in cell.window.gauges(role, name):
+            if len(gauge.t) > 2:
+                # A sample stands for its interval; what it misses is about as large as the jumps between samples.
+                jumps, steps = np.diff(gauge.value), np.diff(gauge.t)
+                variance += float(np.sum((jumps * steps) ** 2) / 4)
+    return variance**0.5
+
+
+MISSING = (
+    ("prefill", "queue_s", "prefill queue time"),
+    ("prefill", "prefill_s", "prefill compute time"),
+    ("decode", "queue_s", "decode's wait (slot, transfer, poll)"),
+    ("decode", "kv_fetch_stage", "slot wait apart from transfer and polling"),
+    ("decode", "running", "whether decode's slots are full"),
+    ("colocated", "queue_s", "the server's queue time"),
+    ("colocated", "running", "whether its slots are full"),
+)
+
+
+def _missing(cell: Measured) -> Iterator[Finding]:
+    """Names what was not scraped and what cannot be said for want of it."""
+    roles = {str(server.get("role")) for server in cell.deployment.get("servers", [])}
+    read = set(cell.window.roles())
+    wanted = {"colocated"} if cell.mode == COLOCATED else {"prefill", "decode"}
+    texts = [
+        f"no {role} server was given: its share of TTFT is in unexplained (add --{role} URL)"
+        for role in sorted(wanted - roles)
+    ]
+    texts += [
+        f"no metrics page of {role} was read: its share of TTFT is in unexplained"
+        for role in sorted((wanted & roles) - read)
+    ]
+    for role, canonical, meaning in MISSING:
+        if role in read and not cell.window.has(role, canonical):
+            texts.append(f"{role} lacks {canonical}: no {meaning}")
+    source = "prefill" if cell.mode == PUSH else "decode"
+    if source in read and not cell.window.has(source, "nixl_xfer_s"):
+        texts.append(f"{source} lacks nixl_xfer_s: no transfer time")
+    servers = {str(s.get("name")) for s in cell.deployment.get("servers", []) if s.get("role") in wanted & read}
+    if unread := sorted(servers - {page.server for _, page in cell.window.pages()}):
+        texts.append(f"no metrics page of {', '.join(unread)} was read: means are of the other servers")
+    ok = cell.answers.ok
+    if ok.any() and not np.isfinite(cell.answers.output_tokens[ok]).any():
+        texts.append("answers carry no usage: no TPOT, no slots, token counts unchecked")
+    if (several := several_tokens_per_event(cell.answers)) is not None and several > 1.05:
+        texts.append(f"events carry {several:.1f} tokens: ITL is per event, not per token")
+    if texts:
+        yield Finding("metrics-missing", WARN, "; ".join(texts) + ".")
+
+
+SERVER_CHECKS: tuple[Callable[[Measured], Iterator[Finding]], ...] = (
+    _restarted,
+    _expired,
+    _recomputed,
+    _server_stall,
+    _prefix_hits,
+    _failed_transfers,
+    _foreign,
+    _littles_law,
+    _missing,
+)

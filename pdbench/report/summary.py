@@ -1,0 +1,302 @@
+"""From a run directory to `summary.json`: what `compare` needs and what a reader acts on.
+
+The keys are contracts (docs/run-directory.md): absent means not measured, nothing is 0 for want of data. Repeats of a cell
+are pooled; a cell with a void repeat is void.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from pdbench.report import steady_state
+from pdbench.report.answers import Answers, Load, counts, latencies, rates, read_answers
+from pdbench.report.cell import Measured, Part, measured
+from pdbench.report.demand import Slots, slots_of
+from pdbench.report.diagnosis import diagnose
+from pdbench.report.split import Split, split_of
+from pdbench.report.validity import Finding, findings, is_void, merged
+from pdbench.report.verdict import cell_verdict, run_verdict
+from pdbench.report.verdict import is_void as cell_is_void
+from pdbench.report.window import Metrics
+from pdbench.run import Run
+
+if TYPE_CHECKING:
+    import pandas
+
+SCHEMA = 1
+LOW_LOAD_UTILISATION = 0.35  # slots in use at which a cell's TPOT serves as the one without load
+
+SERVER_MEANS = (
+    "queue_s",
+    "prefill_s",
+    "decode_s",
+    "inference_s",
+    "e2e_s",
+    "ttft_s",
+    "itl_s",
+    "tpot_s",
+    "prefill_leg_s",
+)
+NIXL_COUNTERS = ("nixl_failed_transfers", "nixl_failed_notifications", "nixl_kv_expired", "nixl_used_after_expiry")
+
+
+def summarise(run: Run) -> dict[str, Any]:
+    """The summary document of a run directory, from what the directory holds and nothing else."""
+    document = run.document
+    simulated = bool(document.get("simulated")) or any(d.get("simulated") for d in document.get("deployments", []))
+    cells = [cell_summary(cell, low_load) for cell, low_load in _with_low_load(list(_cells(run)))]
+    summary = {
+        "schema": SCHEMA,
+        "simulated": simulated,
+        "created_unix_s": document.get("created_unix_s"),
+        "pdbench": document.get("pdbench"),
+        "targets": [d.get("target") for d in document.get("deployments", [])],
+        "plan": document.get("plan", {}),
+        "versions": _versions(document),
+        "interrupted": bool(document.get("interrupted")),
+        "verdict": run_verdict(cells, simulated),
+        "cells": cells,
+    }
+    cleaned: dict[str, Any] = _clean(summary)
+    return cleaned
+
+
+def exit_code_of(summary: Mapping[str, Any]) -> int:
+    """0 when at least one cell is valid, else 3."""
+    return 0 if any(not cell_is_void(cell) for cell in summary["cells"]) else 3
+
+
+def cell_summary(cell: Measured, tpot0_ms: float | None = None) -> dict[str, Any]:
+    """One entry of `cells`: all repeats pooled, then each alone."""
+    alone = [(part, cell.only(part)) for part in cell.parts]
+    found = [(part.repeat, findings(single)) for part, single in alone]
+    validity = merged(found)
+    whole = figures(cell)
+    split, slots = split_of(cell), slots_of(cell)
+    causes = diagnose(cell, split, validity, tpot0_ms)
+    entry: dict[str, Any] = {
+        "cell": cell.cell.get("cell"),
+        "target": cell.cell.get("target"),
+        "loop": "open" if cell.rate is not None else "closed",
+        "request_rate": cell.rate,
+        "max_concurrency": cell.streams,
+        "prompt_len": cell.cell.get("prompt_len"),
+        "output_len": cell.cell.get("output_len"),
+        **whole,
+        **_split_keys(split),
+        "slots": _slot_keys(slots),
+        **_growth(cell),
+        **servers(cell),
+        "client": _client_keys(cell),
+        "validity": [finding.document() for finding in validity],
+        "diagnosis": [cause.document() for cause in causes],
+        "repeats": [_repeat(part, single, own) for (part, single), (_, own) in zip(alone, found, strict=True)],
+    }
+    entry["verdict"] = cell_verdict(_clean(entry))
+    return entry
+
+
+def _repeat(part: Part, single: Measured, found: Sequence[Finding]) -> dict[str, Any]:
+    return {
+        "repeat": part.repeat,
+        "seed": part.entry.get("seed"),
+        "state": part.entry.get("state"),
+        **figures(single),
+        **_split_keys(split_of(single)),
+        "slots": _slot_keys(slots_of(single)),
+        **_growth(single),
+        **_waiting(single),
+        "validity": [finding.document() for finding in found],
+        "valid": not is_void(found) and single.answers.count("ok") > 0,
+    }
+
+
+def figures(cell: Measured) -> dict[str, Any]:
+    """Client figures of a cell or of one repeat."""
+    goodput = {str(k): float(v) for k, v in (cell.plan.get("goodput_ms") or {}).items()}
+    return {
+        "duration_s": cell.send_s,
+        "offered_rate": cell.rate,
+        **counts(cell.answers),
+        **rates([part.load for part in cell.parts], goodput),
+        **latencies(cell.answers),
+    }
+
+
+def _split_keys(split: Split | None) -> dict[str, Any]:
+    if split is None:
+        return {}
+    return {"ttft_split_ms": split.parts, **({"ttft_split_notes": list(split.notes)} if split.notes else {})}
+
+
+def _slot_keys(slots: Slots) -> dict[str, Any]:
+    names = ("needed", "held", "available", "utilisation", "source")
+    return {name: getattr(slots, name) for name in names}
+
+
+def _growth(cell: Measured) -> dict[str, float]:
+    """Slope of TTFT over the request index, where a repeat was called growing: the steepest of them."""
+    slopes = []
+    for part in cell.parts:
+        load = part.load
+        seen = steady_state.judge(load.answers, load.start, load.send_end, cell.rate, cell.streams)
+        if seen.ttft is not None and (seen.grows is not None or len(cell.parts) == 1):
+            slopes.append(seen.ttft.slope_ms)
+    return {"ttft_growth_ms_per_request": max(slopes)} if slopes else {}
+
+
+def _waiting(cell: Measured) -> dict[str, float | None]:
+    return {
+        "waiting_mean": cell.window.send_mean(cell.decoder, "waiting"),
+        "waiting_max": cell.window.send_max(cell.decoder, "waiting"),
+    }
+
+
+def servers(cell: Measured) -> dict[str, Any]:
+    """What the pages said: gauges over the send window by role, means of the servers' own times, NIXL."""
+    by_role: dict[str, Any] = {}
+    means: dict[str, Any] = {}
+    for role in cell.window.roles():
+        gauges: dict[str, float | None] = {}
+        for name in ("running", "waiting"):
+            gauges[f"{name}_mean"] = cell.window.send_mean(role, name)
+            gauges[f"{name}_max"] = cell.window.send_max(role, name)
+        gauges["kv_cache_usage_mean"] = cell.window.send_mean(role, "kv_cache_usage", average=True)
+        gauges["kv_cache_usage_max"] = cell.window.send_max(role, "kv_cache_usage", average=True)
+        for stage in ("waiting_to_start", "in_progress", "completed_waiting"):
+            gauges[f"{stage}_mean"] = cell.window.send_mean(role, "kv_fetch_stage", stage=stage)
+        gauges["preemptions"] = cell.window.delta(role, "preemptions")
+        by_role[role] = gauges
+        means[role] = {name.removesuffix("_s"): cell.window.mean_ms(role, name) for name in SERVER_MEANS}
+    return {**_waiting(cell), "servers": by_role, "server_means_ms": means, "nixl": _nixl(cell)}
+
+
+def _nixl(cell: Measured) -> dict[str, Any]:
+    """Transfer figures of whichever role reports them."""
+    window = cell.window
+    role = next((r for r in ("decode", "prefill") if window.delta(r, "nixl_xfer_s", "count")), None)
+    found: dict[str, Any] = {name.removeprefix("nixl_"): window.delta(None, name) for name in NIXL_COUNTERS}
+    if role is None:
+        return found
+    nbytes, requests = window.delta(role, "nixl_nbytes", "sum"), cell.answers.count("ok")
+    time = window.delta(role, "nixl_xfer_s", "sum")
+    found |= {
+        "role": role,
+        "transfers": window.delta(role, "nixl_xfer_s", "count"),
+        "mean_xfer_ms": window.mean_ms(role, "nixl_xfer_s"),
+        "mean_post_ms": window.mean_ms(role, "nixl_post_s"),
+        "mean_descriptors": window.mean_s(role, "nixl_descriptors"),
+        "mb_per_request": nbytes / requests / 1e6 if nbytes is not None and requests else None,
+        "gb_s": nbytes / time / 1e9 if nbytes is not None and time else None,
+    }
+    return found
+
+
+def _client_keys(cell: Measured) -> dict[str, Any]:
+    """The worst of the repeats' client health."""
+    found: dict[str, Any] = {}
+    for part in cell.parts:
+        for name, value in part.client.items():
+            if isinstance(value, int | float) and not isinstance(value, bool):
+                found[name] = max(value, found.get(name, value))
+    return found
+
+
+def _with_low_load(cells: Sequence[Measured]) -> Iterator[tuple[Measured, float | None]]:
+    """Each cell with the TPOT that the same shape had at the lowest load of the run, if that load was low."""
+    for cell in cells:
+        shape = [cell.cell.get(name) for name in ("target", "prompt_len", "output_len")]
+        peers = [c for c in cells if [c.cell.get(n) for n in ("target", "prompt_len", "output_len")] == shape]
+        lowest = min(peers, key=lambda c: c.offered or math.inf)
+        slots = slots_of(lowest)
+        low = lowest is not cell and slots.utilisation is not None and slots.utilisation <= LOW_LOAD_UTILISATION
+        yield cell, lowest.answers.mean(lowest.answers.tpot_ms) if low else None
+
+
+def _cells(run: Run) -> Iterator[Measured]:
+    """The measured cells of a run, in the plan's order."""
+    document = run.document
+    plan = document.get("plan", {})
+    requests, chunks = run.table("requests"), _offsets(run.table("chunks"))
+    entries = [_bounded(entry, requests) for entry in document.get("cell_runs", [])]
+    entries = [entry for entry in entries if entry is not None]
+    metrics = Metrics(run.table("metrics"), [(entry["start_s"], entry["end_s"]) for entry in entries if entry])
+    deployments = {d.get("target"): d for d in document.get("deployments", [])}
+    for cell in plan.get("cells", []):
+        parts = []
+        for entry in entries:
+            if entry is None or entry["cell"] != cell["cell"]:
+                continue
+            rows = requests[(requests["cell"] == entry["cell"]) & (requests["repeat"] == entry["repeat"])]
+            if len(rows):
+                parts.append(_part(entry, rows, chunks, metrics, cell["target"]))
+        if parts:
+            yield measured(plan, cell, deployments.get(cell["target"], {}), parts)
+
+
+def _part(
+    entry: Mapping[str, Any], rows: pandas.DataFrame, chunks: Mapping[str, Any], metrics: Metrics, target: str
+) -> Part:
+    answers: Answers = read_answers(rows, chunks)
+    start, send_end, end = entry["start_s"], entry["send_end_s"], entry["end_s"]
+    segment = metrics.segment(target, start, send_end, end)
+    return Part(int(entry["repeat"]), entry, Load(answers, start, send_end), segment)
+
+
+def _bounded(entry: Mapping[str, Any], requests: pandas.DataFrame) -> dict[str, Any] | None:
+    """The cell_runs entry with its times; what a crash left out is taken from the requests."""
+    rows = requests[(requests["cell"] == entry["cell"]) & (requests["repeat"] == entry["repeat"])]
+    if not len(rows):
+        return None
+    sent = rows["sent_s"].to_numpy(float, na_value=np.nan)
+    stamps = np.concatenate((sent, rows["done_s"].to_numpy(float, na_value=np.nan)))
+    start = entry.get("start_s")
+    start = float(rows["intended_s"].min()) if start is None else start
+    latest = float(np.nanmax(stamps)) if np.isfinite(stamps).any() else start
+    last_sent = float(np.nanmax(sent)) if np.isfinite(sent).any() else start
+    send_end = entry.get("send_end_s")
+    end = entry.get("end_s")
+    return {
+        **entry,
+        "start_s": start,
+        "send_end_s": last_sent if send_end is None else send_end,
+        "end_s": latest if end is None else end,
+    }
+
+
+def _offsets(chunks: pandas.DataFrame) -> dict[str, Any]:
+    return {
+        name: np.asarray(offsets, dtype=float)
+        for name, offsets in zip(chunks["request_id"], chunks["offset_s"], strict=True)
+        if offsets is not None
+    }
+
+
+def _versions(document: Mapping[str, Any]) -> dict[str, Any]:
+    """Engine and version of every server that told them."""
+    found = {}
+    for deployment in document.get("deployments", []):
+        for server in deployment.get("servers", []):
+            facts = server.get("facts") or {}
+            if facts.get("version"):
+                name = f"{deployment.get('target')}/{server.get('name')}"
+                found[name] = f"{facts.get('engine') or deployment.get('engine') or 'unknown'} {facts['version']}"
+    return found
+
+
+def _clean(value: Any) -> Any:
+    """The document without what is not known: no None (but in intervals and shares), no NaN, no empty records."""
+    if isinstance(value, Mapping):
+        kept = {str(k): _clean(v) for k, v in value.items()}
+        return {k: v for k, v in kept.items() if (v is not None or k == "share") and v != {}}
+    if isinstance(value, list | tuple):
+        return [_clean(item) for item in value]
+    if isinstance(value, np.generic):
+        value = value.item()
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return value

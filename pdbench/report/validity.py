@@ -1,0 +1,45 @@
+"""What voids or flags a cell: each finding has its measured value, the limit and what to do next.
+
+`findings` judges one repeat. A void finding means that the cell's numbers do not say what their names promise; a warning
+says what to keep in mind. The limits are constants in `steady_state`, `client_checks` and `server_checks`;
+docs/validity.md has the reasons and measured error rates.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from pdbench.report.cell import Measured
+from pdbench.report.client_checks import CLIENT_CHECKS
+from pdbench.report.finding import VOID, WARN, Finding
+from pdbench.report.server_checks import SERVER_CHECKS
+
+__all__ = ["VOID", "WARN", "Finding", "findings", "is_void", "merged"]
+
+
+def findings(cell: Measured) -> list[Finding]:
+    """All findings of one repeat, void ones first."""
+    found = [finding for check in (*CLIENT_CHECKS, *SERVER_CHECKS) for finding in check(cell)]
+    return sorted(found, key=lambda finding: finding.severity != VOID)
+
+
+def merged(per_repeat: Sequence[tuple[int, Sequence[Finding]]]) -> list[Finding]:
+    """Findings of several repeats as the cell's: each code once with its worst severity and the repeats that show it."""
+    if len(per_repeat) == 1:
+        return list(per_repeat[0][1])
+    by_code: dict[str, list[tuple[int, Finding]]] = {}
+    for repeat, found in per_repeat:
+        for finding in found:
+            by_code.setdefault(finding.code, []).append((repeat, finding))
+    joined = []
+    for shown in by_code.values():
+        worst = next((f for _, f in shown if f.severity == VOID), shown[0][1])
+        repeats = sorted({repeat for repeat, _ in shown})
+        where = "" if len(repeats) == len(per_repeat) else f" (repeat {', '.join(str(r + 1) for r in repeats)})"
+        joined.append(replace(worst, evidence=worst.evidence + where))
+    return sorted(joined, key=lambda finding: finding.severity != VOID)
+
+
+def is_void(found: Sequence[Finding]) -> bool:
+    return any(finding.severity == VOID for finding in found)

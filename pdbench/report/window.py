@@ -1,0 +1,253 @@
+"""What the servers' pages say about one cell: counter deltas from edge to edge, gauges over time.
+
+Counters and histogram sums and counts are differences between the last scrape before the cell and the first one after its
+drain, per server and engine rank. A series that the page at the first edge lacks was born in the window and starts at
+0; a page that was not read is never 0. Several repeats of a cell are pooled by adding deltas and integrals.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+if TYPE_CHECKING:
+    import pandas
+
+Floats = NDArray[np.float64]
+CUMULATIVE = ("counter", "sum", "count")
+RESET_SHARE = 1e-6  # of its value that a counter must lose to have gone back
+NOT_A_PAGE = ("up", "scrape_s", "scrape_dropped")
+
+
+@dataclass(frozen=True, slots=True)
+class Key:
+    """A series on one server."""
+
+    canonical: str
+    kind: str
+    engine: str
+    labels: tuple[tuple[str, str], ...]
+
+    def matches(self, canonical: str, labels: Mapping[str, str]) -> bool:
+        return self.canonical == canonical and all((name, value) in self.labels for name, value in labels.items())
+
+
+@dataclass(frozen=True, slots=True)
+class Gauge:
+    """A gauge's samples."""
+
+    t: Floats
+    value: Floats
+
+    def integral(self, start: float, end: float) -> float:
+        """Area from `start` to `end` (value x seconds): straight lines between samples, flat beyond the outer ones."""
+        if end <= start:
+            return 0.0
+        inside = (self.t > start) & (self.t < end)
+        t = np.concatenate(([start], self.t[inside], [end]))
+        value = np.interp(t, self.t, self.value)
+        return float(np.sum((value[1:] + value[:-1]) / 2 * np.diff(t)))
+
+    def within(self, start: float, end: float) -> Gauge:
+        inside = (self.t >= start) & (self.t <= end)
+        return Gauge(self.t[inside], self.value[inside])
+
+
+@dataclass(frozen=True, slots=True)
+class Page:
+    """One server's page over the window of one cell and repeat."""
+
+    server: str
+    role: str
+    deltas: Mapping[Key, float]
+    series: Mapping[Key, Gauge]  # gauges, and the samples of counters
+    resets: tuple[str, ...] = ()
+    restarted: bool = False
+    scrapes: int = 0
+
+    def engines(self) -> list[str]:
+        return sorted({key.engine for key in self.series if key.canonical == "running"})
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """The pages of one cell and repeat. `start` to `send_end` is the send window, `end` includes the drain."""
+
+    start: float
+    send_end: float
+    end: float
+    pages: tuple[Page, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """One or more segments of a cell, pooled. Every reading is `None` when no page had the series."""
+
+    segments: tuple[Segment, ...]
+
+    @property
+    def duration_s(self) -> float:
+        return sum(segment.end - segment.start for segment in self.segments)
+
+    def pages(self, role: str | None = None) -> Iterator[tuple[Segment, Page]]:
+        for segment in self.segments:
+            for page in segment.pages:
+                if role is None or page.role == role:
+                    yield segment, page
+
+    def roles(self) -> list[str]:
+        """Roles with at least one page that was read."""
+        return sorted({page.role for _, page in self.pages()})
+
+    def delta(
+        self, role: str | None, canonical: str, kind: str = "counter", server: str = "", **labels: str
+    ) -> float | None:
+        """Increase over the window: all servers of the role (or the one named), engines and matching labels."""
+        found = [
+            value
+            for _, page in self.pages(role)
+            if not server or page.server == server
+            for key, value in page.deltas.items()
+            if key.kind == kind and key.matches(canonical, labels)
+        ]
+        return sum(found) if found else None
+
+    def mean_s(self, role: str, canonical: str) -> float | None:
+        """Mean of a histogram's observations in the window, in its unit: sum over servers of sums by that of counts."""
+        total = self.delta(role, canonical, "sum")
+        count = self.delta(role, canonical, "count")
+        return total / count if total is not None and count else None
+
+    def mean_ms(self, role: str, canonical: str) -> float | None:
+        mean = self.mean_s(role, canonical)
+        return None if mean is None else mean * 1000
+
+    def gauges(self, role: str | None, canonical: str, **labels: str) -> Iterator[tuple[Segment, Page, Key, Gauge]]:
+        for segment, page in self.pages(role):
+            for key, gauge in page.series.items():
+                if key.kind == "gauge" and key.matches(canonical, labels) and len(gauge.t):
+                    yield segment, page, key, gauge
+
+    def has(self, role: str, canonical: str) -> bool:
+        return any(key.canonical == canonical for _, page in self.pages(role) for key in page.series)
+
+    def integral(self, role: str | None, canonical: str, **labels: str) -> float | None:
+        """Area of a gauge over the window incl. drain, all servers and engines: requests x wait, by Little's law."""
+        found = [g.integral(s.start, s.end) for s, _, _, g in self.gauges(role, canonical, **labels)]
+        return sum(found) if found else None
+
+    def send_mean(self, role: str, canonical: str, average: bool = False, **labels: str) -> float | None:
+        """Time average over the send window of the sum over servers and engines, or of their `average` (for shares)."""
+        area: dict[int, list[float]] = {}
+        for segment, _, _, gauge in self.gauges(role, canonical, **labels):
+            area.setdefault(id(segment), []).append(gauge.integral(segment.start, segment.send_end))
+        time = sum(s.send_end - s.start for s in self.segments if id(s) in area)
+        if not area or time <= 0:
+            return None
+        return sum(float(np.mean(a)) if average else sum(a) for a in area.values()) / time
+
+    def send_max(self, role: str, canonical: str, average: bool = False, **labels: str) -> float | None:
+        """Largest value over the send window of the sum over servers and engines (or of any one, for shares)."""
+        best: float | None = None
+        for segment in self.segments:
+            gauges = [g for s, _, _, g in self.gauges(role, canonical, **labels) if s is segment]
+            inside = [g.within(segment.start, segment.send_end) for g in gauges]
+            times = np.unique(np.concatenate([g.t for g in inside])) if inside else np.array([])
+            if len(times) == 0:
+                continue
+            held = np.array([_held(gauge, times) for gauge in gauges])
+            value = float((held.max(axis=0) if average else held.sum(axis=0)).max())
+            best = value if best is None else max(best, value)
+        return best
+
+
+def _held(gauge: Gauge, times: Floats) -> Floats:
+    """The gauge's last sample at each time (its first one before that)."""
+    place = np.clip(np.searchsorted(gauge.t, times, side="right") - 1, 0, None)
+    held: Floats = gauge.value[place]
+    return held
+
+
+@dataclass(frozen=True, slots=True)
+class Metrics:
+    """metrics.parquet of a run, ready to be cut into segments."""
+
+    frame: pandas.DataFrame
+    edges: Sequence[tuple[float, float]] = field(default_factory=list)  # (start, end) of every cell and repeat
+
+    def segment(self, target: str, start: float, send_end: float, end: float) -> Segment:
+        """The pages of `target` over one cell, from the last scrape before it to the first after it."""
+        before = max((e for _, e in self.edges if e <= start), default=-np.inf)
+        after = min((s for s, _ in self.edges if s >= end), default=np.inf)
+        frame = self.frame
+        rows = frame[(frame["target"] == target) & (frame["t"] >= before) & (frame["t"] <= after)]
+        pages = [
+            page
+            for (server, role), part in rows.groupby(["server", "role"], observed=True, sort=True)
+            if (page := _page(str(server), str(role), part, start, end)) is not None
+        ]
+        return Segment(start, send_end, end, tuple(pages))
+
+
+def _page(server: str, role: str, rows: pandas.DataFrame, start: float, end: float) -> Page | None:
+    rows = rows[~rows["canonical"].isin(NOT_A_PAGE) & rows["canonical"].notna() & (rows["canonical"] != "")]
+    times = np.unique(rows["t"].to_numpy())
+    if len(times) == 0:
+        return None
+    first = times[times <= start][-1] if np.any(times <= start) else times[0]
+    last = times[times >= end][0] if np.any(times >= end) else times[-1]
+    if last <= first:
+        return None  # one scrape is no window
+    rows = rows[(rows["t"] >= first) & (rows["t"] <= last) & (rows["kind"] != "bucket")]
+    deltas: dict[Key, float] = {}
+    series: dict[Key, Gauge] = {}
+    resets: list[str] = []
+    restarted = False
+    for key, gauge in _series(rows):
+        series[key] = gauge
+        if key.kind in CUMULATIVE:
+            born = gauge.t[0] > first
+            value = np.concatenate(([0.0], gauge.value)) if born else gauge.value
+            steps = np.diff(value)
+            # A sum may fall without a reset: by rounding, or by a negative observation.
+            back = (steps < 0) & (value[1:] < (1 - RESET_SHARE) * value[:-1])
+            # After a reset the counter starts again from 0, as in Prometheus' increase().
+            deltas[key] = float(np.where(back, value[1:], steps).sum())
+            if key.kind != "sum" and np.any(back):
+                resets.append(key.canonical)
+        elif key.canonical == "process_start_s" and float(np.ptp(gauge.value)) > 1.0:
+            restarted = True
+    return Page(
+        server,
+        role,
+        deltas,
+        series,
+        tuple(sorted(set(resets))),
+        restarted,
+        int(np.sum((times >= first) & (times <= last))),
+    )
+
+
+def _series(rows: pandas.DataFrame) -> Iterator[tuple[Key, Gauge]]:
+    names = ["canonical", "kind", "engine", "labels"]
+    rows = rows.sort_values("t", kind="stable")
+    for (canonical, kind, engine, labels), part in rows.groupby(names, observed=True, sort=False, dropna=False):
+        key = Key(str(canonical), str(kind), _text(engine), _labels(labels))
+        yield key, Gauge(part["t"].to_numpy(float), part["value"].to_numpy(float))
+
+
+def _text(value: Any) -> str:
+    return value if isinstance(value, str) else ""
+
+
+def _labels(text: Any) -> tuple[tuple[str, str], ...]:
+    try:
+        parsed = json.loads(text) if isinstance(text, str) and text else {}
+    except ValueError:
+        return ()
+    return tuple(sorted((str(k), str(v)) for k, v in parsed.items())) if isinstance(parsed, dict) else ()
