@@ -45,15 +45,8 @@ async def run_cell(
     `stop` ends it early: requests in flight become `cancelled` rows, the state is `interrupted`. So does a recorder
     that dies or a disk that is full; keep the entry, then `recorder.check()` raises what happened.
     """
-    seed = plan.cell_seed(cell, repeat)
-    arrivals, prompts = np.random.SeedSequence(seed).spawn(2)
-    prompt_seed = int(prompts.generate_state(1, np.uint64)[0])
-    prompt = prompt_source(plan.endpoint, prompt_seed, cell.prompt_len, plan.vocab_size, chat)
-    make = DRIVES[drive](deployment, plan, cell, f"{run_tag(run)}-{cell.cell}-{repeat}", prompt)
-    offsets = None
-    if cell.request_rate is not None:
-        rng = np.random.Generator(np.random.PCG64(arrivals))
-        offsets = schedule(plan.arrivals, cell.request_rate, plan.burstiness, plan.num_prompts, plan.duration_s, rng)
+    make = cell_requests(deployment, plan, cell, repeat, run_tag(run), chat=chat, drive=drive)
+    offsets = cell_offsets(plan, cell, repeat)
     context = CellContext(cell.cell, repeat, cell.target, run.origin_ns, deployment.credentials)
     paths = [run.live_path(table, cell.cell, repeat) for table in ("requests", "chunks")]
     await recorder.begin(context, paths[0], paths[1], on_row)
@@ -64,7 +57,36 @@ async def run_cell(
     if recorder.failed.done():
         entry["state"] = "interrupted"
     entry["client"]["recorder_backlog_max"] = recorder.backlog_max
-    return {"cell": cell.cell, "repeat": repeat, "seed": seed, **entry}
+    return {"cell": cell.cell, "repeat": repeat, "seed": plan.cell_seed(cell, repeat), **entry}
+
+
+def cell_offsets(plan: Plan, cell: Cell, repeat: int) -> Offsets | None:
+    """The schedule of an open loop from the cell's seed; `None` for a closed loop, whose answers set the pace."""
+    if cell.request_rate is None:
+        return None
+    rng = np.random.Generator(np.random.PCG64(_streams(plan, cell, repeat)[0]))
+    return schedule(plan.arrivals, cell.request_rate, plan.burstiness, plan.num_prompts, plan.duration_s, rng)
+
+
+def cell_requests(
+    deployment: Deployment,
+    plan: Plan,
+    cell: Cell,
+    repeat: int,
+    tag: str,
+    *,
+    chat: ChatCalibration | None = None,
+    drive: str = "proxy",
+) -> MakeRequest:
+    """The requests of a cell by index: fresh prompts from its seed, ids `<tag>-<cell>-<repeat>-<index>`."""
+    seed = int(_streams(plan, cell, repeat)[1].generate_state(1, np.uint64)[0])
+    prompt = prompt_source(plan.endpoint, seed, cell.prompt_len, plan.vocab_size, chat)
+    return DRIVES[drive](deployment, plan, cell, f"{tag}-{cell.cell}-{repeat}", prompt)
+
+
+def _streams(plan: Plan, cell: Cell, repeat: int) -> list[np.random.SeedSequence]:
+    """Independent randomness for the arrivals and for the prompts of a cell."""
+    return np.random.SeedSequence(plan.cell_seed(cell, repeat)).spawn(2)
 
 
 def run_tag(run: Run) -> str:

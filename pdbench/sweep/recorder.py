@@ -88,6 +88,10 @@ class Recorder:
     _in: asyncio.ReadTransport
 
     @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    @property
     def backlog(self) -> int:
         """Answers that are not yet written."""
         return len(self._unconfirmed)
@@ -105,15 +109,15 @@ class Recorder:
         """Hand an answer over: a pickle and a write that does not block."""
         self._unconfirmed[raw.index] = raw
         self.backlog_max = max(self.backlog_max, len(self._unconfirmed))
-        if self._gone:
-            self._salvage()
-        else:
+        if not self._gone:
             self._out.write(frame(("answer", raw)))
 
     async def end(self) -> None:
         """Wait until all rows of the cell are written, as far as that goes: `check` tells."""
         if not self._gone:
             await self._ask("end")
+        if self._gone:
+            self._salvage()
 
     def check(self) -> None:
         """Raise what went wrong, if anything did."""

@@ -1,6 +1,6 @@
 """Requests made before they are due, so that making one never delays the sending or the stamping of another.
 
-A cell whose bodies fit into STOCK_NBYTES has all of them made before its clock starts. In a larger one each request
+A cell whose requests fit into the stock has all of them made before its clock starts. In a larger one each request
 that leaves is replaced a moment later: some 0.15 ms for 16,384 token ids.
 """
 
@@ -13,6 +13,7 @@ from collections.abc import Callable
 from pdbench.sweep.client import Request
 
 STOCK_NBYTES = 64 << 20
+STOCK_REQUESTS = 4096
 _REFILL_DELAY_S = 0.001  # after the send that it follows is on its way
 
 
@@ -29,7 +30,7 @@ class Stock:
     async def fill(self) -> None:
         """Make what fits, letting others run in between."""
         nbytes = 0
-        while nbytes < STOCK_NBYTES and self._make_one():
+        while nbytes < STOCK_NBYTES and len(self._ready) < STOCK_REQUESTS and self._make_one():
             nbytes += len(self._ready[-1].body)
             await asyncio.sleep(0)
 

@@ -12,18 +12,17 @@ Ways to fail are chosen by path, e.g. POST /fail/cut:3/v1/completions; see MODES
 from __future__ import annotations
 
 import argparse
-import heapq
 import json
 import os
-import select
 import socket
 import struct
 import sys
 import time
 from collections import deque
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
+
+from wire import Conn, Wire, chunk
 
 MODES = """
   hang            read the request, answer nothing
@@ -41,17 +40,6 @@ MODES = """
   silent          end well without any output
   nousage         no usage event
 """
-
-
-@dataclass
-class Conn:
-    sock: socket.socket
-    accept_ns: int
-    inbox: bytearray = field(default_factory=bytearray)
-    outbox: bytearray = field(default_factory=bytearray)
-    watching_write: bool = False
-    closing: bool = False
-    closed: bool = False
 
 
 @dataclass
@@ -73,18 +61,11 @@ class Stream:
     next_due_ns: int = 0
 
 
-class Server:
+class Server(Wire):
     def __init__(self, options: argparse.Namespace) -> None:
+        super().__init__(options.host, options.port)
         self.options = options
         self.log = os.open(options.log, os.O_WRONLY | os.O_CREAT | os.O_APPEND) if options.log else None
-        self.listener = socket.create_server((options.host, options.port), backlog=4096)
-        self.listener.setblocking(False)
-        self.port = self.listener.getsockname()[1]
-        self.epoll = select.epoll()
-        self.epoll.register(self.listener, select.EPOLLIN)
-        self.conns: dict[int, Conn] = {}
-        self.timers: list[tuple[int, int, Callable[[], None]]] = []
-        self.timer_number = 0
         self.running = 0
         self.waiting: deque[Stream] = deque()
         self.requests = 0
@@ -92,72 +73,6 @@ class Server:
         self.generated = 0
         self.succeeded = 0
         self.first_request_ns = 0
-
-    # The loop. epoll's own timeout counts in ms; select's on the epoll descriptor counts in us.
-    def serve(self, watch_stdin: bool) -> None:
-        if watch_stdin:
-            self.epoll.register(0, select.EPOLLIN)
-        while True:
-            wait_s = 1.0
-            if self.timers:
-                wait_s = max(0.0, (self.timers[0][0] - time.monotonic_ns()) / 1e9)
-            select.select([self.epoll.fileno()], [], [], min(wait_s, 1.0))
-            for fd, events in self.epoll.poll(0):
-                if fd == self.listener.fileno():
-                    self.accept()
-                elif fd == 0:
-                    if not os.read(0, 4096):
-                        return
-                elif fd in self.conns:
-                    self.ready(self.conns[fd], events)
-            while self.timers and self.timers[0][0] <= time.monotonic_ns():
-                heapq.heappop(self.timers)[2]()
-
-    def at(self, due_ns: int, action: Callable[[], None]) -> None:
-        self.timer_number += 1
-        heapq.heappush(self.timers, (due_ns, self.timer_number, action))
-
-    def accept(self) -> None:
-        while True:
-            try:
-                sock, _ = self.listener.accept()
-            except BlockingIOError:
-                return
-            sock.setblocking(False)
-            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            self.conns[sock.fileno()] = Conn(sock, time.monotonic_ns())
-            self.epoll.register(sock, select.EPOLLIN)
-
-    def ready(self, conn: Conn, events: int) -> None:
-        if events & select.EPOLLOUT:
-            self.flush(conn)
-        if conn.closed or not events & (select.EPOLLIN | select.EPOLLHUP | select.EPOLLERR):
-            return
-        try:
-            data = conn.sock.recv(1 << 20)
-        except BlockingIOError:
-            return
-        except OSError:
-            data = b""
-        if not data:
-            self.close(conn)
-            return
-        conn.inbox += data
-        self.parse(conn)
-
-    def parse(self, conn: Conn) -> None:
-        end = conn.inbox.find(b"\r\n\r\n")
-        if end < 0:
-            return
-        head = conn.inbox[:end].decode("latin-1").split("\r\n")
-        headers = {k.strip().lower(): v.strip() for k, _, v in (line.partition(":") for line in head[1:])}
-        length = int(headers.get("content-length", 0))
-        if len(conn.inbox) < end + 4 + length:
-            return
-        body = bytes(conn.inbox[end + 4 : end + 4 + length])
-        del conn.inbox[: end + 4 + length]
-        method, path, _ = head[0].split(" ", 2)
-        self.route(conn, method, path, headers, body, time.monotonic_ns())
 
     def route(self, conn: Conn, method: str, path: str, headers: dict[str, str], body: bytes, received_ns: int) -> None:
         keep = headers.get("connection", "").lower() != "close"
@@ -246,11 +161,6 @@ class Server:
         else:
             self.respond(conn, 404, "application/json", b'{"detail":"Not Found"}', keep)
 
-    def respond(self, conn: Conn, status: int, kind: str, body: bytes, keep: bool, extra: str = "") -> None:
-        head = f"HTTP/1.1 {status} Status\r\nContent-Type: {kind}\r\nContent-Length: {len(body)}\r\n{extra}"
-        conn.closing = not keep
-        self.send(conn, f"{head}Connection: {'keep-alive' if keep else 'close'}\r\n\r\n".encode() + body)
-
     # Slots: a request beyond `--slots` running ones waits in order; its schedule counts from admission.
     def enqueue(self, stream: Stream) -> None:
         if self.options.slots and self.running >= self.options.slots:
@@ -293,12 +203,12 @@ class Server:
             return
         count = min(self.options.coalesce, left)
         now_ns = time.monotonic_ns()
-        self.send_event(stream, self.token_event(stream, " tok" * count))
+        whole_ns = self.send_event(stream, self.token_event(stream, " tok" * count))
         stream.sent_ns.append(now_ns)
         stream.sent_tokens += count
         self.generated += count
         if left == count and stream.mode in ("", "nousage", "fewer"):
-            self.end_well(stream)
+            self.at(whole_ns, lambda: self.end_well(stream))
             return
         stream.next_due_ns = max(stream.next_due_ns, self.after_stall(stream.next_due_ns))
         stream.next_due_ns += int(self.options.itl * 1e6) * self.options.coalesce
@@ -355,46 +265,18 @@ class Server:
         if self.waiting and (not self.options.slots or self.running < self.options.slots):
             self.admit(self.waiting.popleft())
 
-    # Writing.
-    def send_event(self, stream: Stream, event: bytes) -> None:
-        """One event as one HTTP chunk in one send, or cut at `--split` byte positions into several of both."""
+    def send_event(self, stream: Stream, event: bytes) -> int:
+        """One event as one HTTP chunk in one send, or cut at `--split` byte positions into several of both.
+
+        Returns when the last piece is due."""
         positions = [p for p in self.options.split if p < len(event)]
         pieces = [event[a:b] for a, b in zip([0, *positions], [*positions, len(event)], strict=True)]
-        for number, piece in enumerate(pieces):
-            if number == 0:
-                self.send(stream.conn, chunk(piece))
-            else:
-                due_ns = time.monotonic_ns() + int(number * self.options.split_gap * 1e6)
-                self.at(due_ns, lambda piece=piece: self.send(stream.conn, chunk(piece)))  # type: ignore[misc]
-
-    def send(self, conn: Conn, data: bytes) -> None:
-        if not conn.closed:
-            conn.outbox += data
-            self.flush(conn)
-
-    def flush(self, conn: Conn) -> None:
-        try:
-            while conn.outbox and not conn.closed:
-                sent = conn.sock.send(conn.outbox)
-                del conn.outbox[:sent]
-        except BlockingIOError:
-            pass
-        except OSError:
-            self.close(conn)
-            return
-        want = bool(conn.outbox)
-        if want != conn.watching_write and not conn.closed:
-            conn.watching_write = want
-            self.epoll.modify(conn.sock, select.EPOLLIN | (select.EPOLLOUT if want else 0))
-        if conn.closing and not conn.outbox:
-            self.close(conn)
-
-    def close(self, conn: Conn) -> None:
-        if not conn.closed:
-            conn.closed = True
-            del self.conns[conn.sock.fileno()]
-            self.epoll.unregister(conn.sock)
-            conn.sock.close()
+        due_ns = time.monotonic_ns()
+        self.send(stream.conn, chunk(pieces[0]))
+        for piece in pieces[1:]:
+            due_ns += int(self.options.split_gap * 1e6)
+            self.at(due_ns, lambda piece=piece: self.send(stream.conn, chunk(piece)))  # type: ignore[misc]
+        return due_ns
 
     def write_log(self, stream: Stream) -> None:
         if self.log is None:
@@ -411,10 +293,6 @@ class Server:
             "tokens": stream.sent_tokens,
         }
         os.write(self.log, json.dumps(record).encode() + b"\n")
-
-
-def chunk(data: bytes) -> bytes:
-    return b"%x\r\n%s\r\n" % (len(data), data)
 
 
 def main() -> None:

@@ -1,0 +1,177 @@
+"""A cell as a whole: loops, seeds, interruption, and what is left when the recorder or the disk fails."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import resource
+import signal
+from itertools import pairwise
+
+import numpy as np
+import pytest
+from one_cell import closed_cell, measure, open_cell, plan_for
+
+from pdbench.deployment import build
+from pdbench.errors import PdbenchError, StorageError
+from pdbench.sweep.cell import cell_offsets, cell_requests
+from pdbench.sweep.plan import Plan, grid
+
+DEPLOYMENT = build("default", [("proxy", "http://127.0.0.1:1")], model="m")
+
+
+def bodies(plan: Plan, place: int, repeat: int, count: int = 5) -> list[bytes]:
+    make = cell_requests(DEPLOYMENT, plan, plan.cells[place], repeat, "0123abcd")
+    return [make(index).body for index in range(count)]
+
+
+def test_prompts_are_fresh_in_every_cell_and_repeat_and_the_same_again():
+    plan = Plan(grid(["default"], [1.0, 2.0], [], [64], [8]), repeats=2, seed=3)
+    cells = [bodies(plan, place, repeat) for place in (0, 1) for repeat in (0, 1)]
+    assert len({body for cell in cells for body in cell}) == 20
+    assert bodies(plan, 0, 0) == cells[0]
+    assert bodies(Plan(plan.cells, seed=4), 0, 0) != cells[0]
+    assert np.array_equal(cell_offsets(plan, plan.cells[0], 1), cell_offsets(plan, plan.cells[0], 1))
+    assert not np.array_equal(cell_offsets(plan, plan.cells[0], 0), cell_offsets(plan, plan.cells[0], 1))
+
+
+def test_a_request_is_what_servers_understand():
+    make = cell_requests(
+        DEPLOYMENT, Plan((open_cell(prompt_len=3, output_len=9),)), open_cell(0.0, 3, 9), 0, "0123abcd"
+    )
+    request = make(12)
+    body = json.loads(request.body)
+    assert len(body.pop("prompt")) == 3
+    assert body == {
+        "model": "m",
+        "max_tokens": 9,
+        "temperature": 0,
+        "stream": True,
+        "stream_options": {"include_usage": True},
+        "ignore_eos": True,
+    }
+    assert request.url == "http://127.0.0.1:1/v1/completions"
+    assert request.headers["X-Request-Id"] == request.request_id == "0123abcd-0-0-12"
+
+
+def test_real_ends_on_request():
+    cell = open_cell()
+    make = cell_requests(DEPLOYMENT, Plan((cell,), ignore_eos=False), cell, 0, "0123abcd")
+    assert "ignore_eos" not in json.loads(make(0).body)
+
+
+def test_closed_loop_keeps_its_streams_busy(ground_truth, tmp_path):
+    server = ground_truth("--ttft", "20", "--itl", "5")
+    outcome = measure(tmp_path, server.deployment(), plan_for(closed_cell(3), num_prompts=12))
+    assert outcome.statuses == ["ok"] * 12 and outcome.entry["planned"] == 12
+    moves = sorted([(row.sent_s, 1) for row in outcome.rows] + [(row.done_s, -1) for row in outcome.rows])
+    assert max(np.cumsum([step for _, step in moves])) == 3
+    assert outcome.entry["client"]["achieved_concurrency"] == pytest.approx(3, rel=0.15)
+    assert sorted(row.index for row in outcome.rows) == list(range(12))
+
+
+def test_closed_loop_ends_after_its_duration(ground_truth, tmp_path):
+    server = ground_truth("--ttft", "20", "--itl", "5")
+    outcome = measure(tmp_path, server.deployment(), plan_for(closed_cell(2), num_prompts=None, duration_s=0.5))
+    entry = outcome.entry
+    assert entry["send_end_s"] - entry["start_s"] == pytest.approx(0.5, abs=0.1)
+    assert entry["state"] == "done" and entry["planned"] == entry["sent"] == len(outcome.rows) >= 8
+    assert set(outcome.statuses) == {"ok"}  # the last answers are waited for
+
+
+def test_closed_loop_does_not_spin_on_refusals(tmp_path):
+    outcome = measure(tmp_path, DEPLOYMENT, plan_for(closed_cell(1), num_prompts=None, duration_s=0.5))
+    assert set(outcome.statuses) == {"failed"} and 3 <= len(outcome.rows) <= 8
+
+
+def test_stopping_keeps_every_row(ground_truth, tmp_path):
+    server = ground_truth("--ttft", "20", "--itl", "20")
+
+    async def meddle(recorder, stop, rows):
+        while len(rows) < 5:
+            await asyncio.sleep(0.01)
+        stop.set()
+
+    outcome = measure(
+        tmp_path, server.deployment(), plan_for(open_cell(rate=40, output_len=20), num_prompts=400), meddle=meddle
+    )
+    assert outcome.entry["state"] == "interrupted" and outcome.error is None
+    assert outcome.entry["planned"] == 400 and outcome.entry["sent"] == len(outcome.rows) < 100
+    assert set(outcome.statuses) == {"ok", "cancelled"}
+    table = outcome.run.table("requests")
+    assert sorted(table["request_id"]) == sorted(row.request_id for row in outcome.rows)
+    cut_short = table[(table["status"] == "cancelled") & table["first_token_s"].notna()]
+    assert len(cut_short) > 0  # what they had received is kept
+
+
+def test_a_lost_recorder_is_noticed_and_its_rows_are_saved(ground_truth, tmp_path):
+    server = ground_truth("--ttft", "20", "--itl", "5")
+
+    async def meddle(recorder, stop, rows):
+        while len(rows) < 5:
+            await asyncio.sleep(0.01)
+        os.kill(recorder.pid, signal.SIGKILL)
+
+    outcome = measure(tmp_path, server.deployment(), plan_for(open_cell(rate=40), num_prompts=400), meddle=meddle)
+    assert outcome.entry["state"] == "interrupted"
+    assert isinstance(outcome.error, PdbenchError) and "recorder died" in str(outcome.error)
+    table = outcome.run.table("requests")
+    assert len(table) == outcome.entry["sent"] == len(outcome.rows) < 400
+    assert table["request_id"].is_unique
+
+
+def test_ctrl_c_is_not_for_the_recorder(quick_server, tmp_path):
+    async def meddle(recorder, stop, rows):
+        while not rows:
+            await asyncio.sleep(0.01)
+        os.kill(recorder.pid, signal.SIGINT)
+
+    outcome = measure(tmp_path, quick_server.deployment(), plan_for(open_cell()), meddle=meddle)
+    assert outcome.entry["state"] == "done" and outcome.statuses == ["ok"] * 8
+
+
+def test_a_full_disk_keeps_what_fits(ground_truth, tmp_path):
+    server = ground_truth("--ttft", "5", "--itl", "1")
+
+    async def meddle(recorder, stop, rows):
+        resource.prlimit(recorder.pid, resource.RLIMIT_FSIZE, (4000, 4000))
+
+    outcome = measure(tmp_path, server.deployment(), plan_for(open_cell(rate=40), num_prompts=400), meddle=meddle)
+    assert outcome.entry["state"] == "interrupted" and len(outcome.rows) < 400
+    assert isinstance(outcome.error, StorageError) and outcome.error.exit_code == 74
+    live = outcome.run.live_path("requests", 0, 0).read_bytes()
+    assert live.endswith(b"\n") and len(outcome.run.table("requests")) == live.count(b"\n") >= 4
+
+
+def test_files_that_cannot_be_written_are_refused_at_once(ground_truth, tmp_path):
+    server = ground_truth()
+    with pytest.raises(StorageError, match="cannot write"):
+        measure(
+            tmp_path,
+            server.deployment(),
+            plan_for(open_cell()),
+            before=lambda run: run.live_path("chunks", 0, 0).mkdir(),
+        )
+
+
+def test_a_recorder_that_writes_nothing_any_more_is_not_waited_for(quick_server, tmp_path, monkeypatch):
+    monkeypatch.setattr("pdbench.sweep.recorder._PATIENCE_S", 0.5)
+    monkeypatch.setattr("pdbench.sweep.recorder._EXIT_S", 0.2)
+
+    async def meddle(recorder, stop, rows):
+        while not rows:
+            await asyncio.sleep(0.01)
+        os.kill(recorder.pid, signal.SIGSTOP)
+
+    outcome = measure(tmp_path, quick_server.deployment(), plan_for(open_cell(), num_prompts=60), meddle=meddle)
+    assert isinstance(outcome.error, StorageError) and "written nothing" in str(outcome.error)
+
+
+def test_gaps_are_those_of_the_named_process(ground_truth, tmp_path):
+    server = ground_truth("--ttft", "1", "--itl", "1")
+    plan = plan_for(open_cell(rate=100, output_len=1), num_prompts=200, arrivals="gamma", burstiness=4.0)
+    outcome = measure(tmp_path, server.deployment(), plan)
+    sent = sorted(row.sent_s for row in outcome.rows)
+    gaps = np.array([b - a for a, b in pairwise(sent)])
+    assert gaps.std() / gaps.mean() == pytest.approx(0.5, abs=0.15)

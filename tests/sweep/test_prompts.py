@@ -1,0 +1,69 @@
+"""Prompts: exact length, fresh in every cell and repeat, the same for the same seed."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+
+from pdbench.errors import UsageError
+from pdbench.sweep.prompts import (
+    FIRST_ID,
+    ChatCalibration,
+    calibrate,
+    ids_json,
+    prompt_source,
+    text_json,
+    token_ids,
+)
+
+
+@pytest.mark.parametrize("vocab_size", [257, 1000, 4000, 152_064])
+def test_ids_survive_json_and_stay_in_their_range(vocab_size):
+    ids = token_ids(1, 2, 5000, vocab_size)
+    assert json.loads(ids_json(ids, vocab_size)) == ids.tolist()
+    assert ids.min() >= FIRST_ID and ids.max() < vocab_size
+
+
+def test_ids_are_uniform():
+    counts = np.bincount(token_ids(3, 0, 400_000, 4000))[FIRST_ID:]
+    expected = 400_000 / (4000 - FIRST_ID)
+    chi_square = ((counts - expected) ** 2 / expected).sum()
+    assert abs(chi_square - len(counts)) < 5 * np.sqrt(2 * len(counts))
+
+
+def test_prompts_depend_on_seed_and_index_alone():
+    assert np.array_equal(token_ids(1, 5, 64, 4000), token_ids(1, 5, 64, 4000))
+    firsts = {tuple(token_ids(seed, index, 16, 4000)) for seed in range(50) for index in range(50)}
+    assert len(firsts) == 2500  # no two prompts share even their first cache block
+
+
+def test_a_vocabulary_without_room_is_refused():
+    with pytest.raises(UsageError, match="vocab-size"):
+        token_ids(0, 0, 1, FIRST_ID)
+
+
+def test_text_is_one_json_string_of_words():
+    text = json.loads(text_json(1, 1, 300))
+    assert len(text.split(" ")) == 300 and text.isascii()
+    assert text != json.loads(text_json(1, 2, 300))
+
+
+def test_calibration_finds_template_and_words():
+    chat = calibrate((64, 64 * 1.25 + 12), (320, 320 * 1.25 + 12))
+    assert chat == ChatCalibration(12.0, 1.25)
+    assert chat.words(1012) == 800
+    with pytest.raises(UsageError, match="template alone takes 12"):
+        chat.words(12)
+    with pytest.raises(UsageError, match="10 for 320"):
+        calibrate((64, 10), (320, 10))
+
+
+def test_prompt_source_by_endpoint():
+    ids = prompt_source("completions", 9, 33, 4000, None)
+    assert len(json.loads(ids(0))) == 33 and ids(0) != ids(1)
+    text = prompt_source("chat", 9, 112, 4000, ChatCalibration(12.0, 2.0))
+    assert len(json.loads(text(0)).split()) == 50
+    with pytest.raises(UsageError, match="calibration"):
+        prompt_source("chat", 9, 112, 4000, None)

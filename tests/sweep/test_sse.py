@@ -1,0 +1,260 @@
+"""Server-sent events after the WHATWG rules; captured streams cut at every byte; anything at all as input."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from pdbench.sweep.sse import Answer, parse, read_answer
+
+CAPTURES = Path(__file__).parent / "captures"
+
+
+def one(body: bytes) -> list[tuple[int, bytes]]:
+    return [(0, body)]
+
+
+def cut(body: bytes, *places: int) -> list[tuple[int, bytes]]:
+    """The body as reads with stamps 0, 1, 2, ..."""
+    edges = [0, *sorted(places), len(body)]
+    return [(stamp, body[a:b]) for stamp, (a, b) in enumerate(itertools.pairwise(edges))]
+
+
+def data_of(body: bytes) -> list[str]:
+    return [event.data for event in parse(one(body))]
+
+
+@pytest.mark.parametrize(
+    ("body", "expected"),
+    [
+        (b"data: a\n\n", ["a"]),
+        (b"data:a\n\n", ["a"]),
+        (b"data:  a\n\n", [" a"]),  # one blank goes, not two
+        (b"data: a\r\n\r\n", ["a"]),
+        (b"data: a\r\r", ["a"]),
+        (b"data: a\r\n\rdata: b\n\r\n", ["a", "b"]),
+        (b"data: a\ndata: b\n\n", ["a\nb"]),
+        (b"data\n\n", [""]),
+        (b"data:\n\n", [""]),
+        (b": keep-alive\n\ndata: a\n\n", ["a"]),
+        (b"\xef\xbb\xbfdata: a\n\n", ["a"]),
+        (b"\xef\xbb\xbf\xef\xbb\xbfdata: a\n\n", []),  # only one byte-order mark goes
+        (b"id: 3\nretry: 10\nnonsense: x\ndata: a\n\n", ["a"]),
+        (b"Data: a\n\n", []),  # names are case-sensitive
+        (b" data: a\n\n", []),
+        (b"event: ping\n\n", []),  # no data, no event
+        (b"\n\n\ndata: a\n\n\n\n", ["a"]),
+        (b"data: a", []),  # no blank line, no event
+        (b"data: a\n", []),
+        (b"data: \xe4\xb8\xad\n\n", ["中"]),
+        (b"data: \xe4\xb8\n\n", ["�"]),
+        (b"data: x: y\n\n", ["x: y"]),
+    ],
+)
+def test_event_stream_rules(body, expected):
+    assert data_of(body) == expected
+
+
+def test_event_names_last_for_one_event():
+    events = parse(one(b"event: error\ndata: a\n\ndata: b\n\n"))
+    assert [(event.name, event.data) for event in events] == [("error", "a"), ("", "b")]
+
+
+def test_an_event_has_the_stamp_of_the_read_that_completed_it():
+    body = b"data: a\r\n\r\ndata: b\r\n\r\n"
+    stamps = [[event.t_ns for event in parse(cut(body, place))] for place in range(len(body) + 1)]
+    # "a" is complete with the CR of its blank line (byte 9), "b" with byte 20.
+    assert stamps == [[1 if place < 10 else 0, 1 if place < 21 else 0] for place in range(len(body) + 1)]
+
+
+def dechunked(raw: bytes) -> bytes:
+    """The body of a captured HTTP answer."""
+    head, _, rest = raw.partition(b"\r\n\r\n")
+    assert b"chunked" in head
+    body = b""
+    while rest:
+        size, _, rest = rest.partition(b"\r\n")
+        if int(size, 16) == 0:
+            break
+        body, rest = body + rest[: int(size, 16)], rest[int(size, 16) + 2 :]
+    return body
+
+
+def captured(name: str) -> bytes:
+    raw = (CAPTURES / name).read_bytes()
+    if name.endswith(".http"):
+        return dechunked(raw)
+    return raw.partition(b"\n\n")[2] if raw.startswith(b"# ") else raw
+
+
+EXPECTED = {
+    "dynamo-chat.sse": (12, 12, 12, "length", None),
+    "dynamo-chat-nvext.sse": (6, 12, 6, "length", None),
+    "dynamo-completions.sse": (12, 10, 12, "length", None),
+    "vllm-single.chat.sse.http": (8, 28, 8, "length", None),
+    "vllm-single.completions.sse.http": (8, None, 8, "length", None),
+    "vllm-pd-nixl.decode-response.sse.http": (None, 1000, None, "length", None),
+    "vllm-pd-nixl.toyproxy.completions.sse.http": (None, 2000, None, "length", None),
+    "vllm-decode-killed.txt": (26, 200, 26, None, "EngineCore encountered an issue"),
+    "vllm-mixed-modes.txt": (0, None, None, None, "Internal server error"),
+}
+
+
+@pytest.mark.parametrize("name", sorted(EXPECTED))
+def test_real_streams_say_the_same_however_they_are_cut(name):
+    body = captured(name)
+    whole = read_answer(one(body))
+    tokens, prompt, output, finish, error = EXPECTED[name]
+    assert tokens is None or len(whole.token_ns) == tokens
+    assert prompt is None or whole.prompt_tokens == prompt
+    assert output is None or whole.output_tokens == output
+    assert whole.finish_reason == finish and whole.done and whole.is_stream
+    assert whole.error is None if error is None else error in (whole.error or "")
+    if error is None:
+        assert len(whole.token_ns) == whole.output_tokens
+    for place in range(len(body) + 1):
+        assert same(read_answer(cut(body, place)), whole)
+    assert same(read_answer(cut(body, *range(1, len(body)))), whole)
+
+
+def same(one_answer: Answer, other: Answer) -> bool:
+    """Equal but for stamps, which are what a split decides."""
+
+    def without_stamps(answer: Answer) -> Answer:
+        return replace(answer, token_ns=(0,) * len(answer.token_ns), max_events_per_read=None)
+
+    return without_stamps(one_answer) == without_stamps(other)
+
+
+def chat(**delta: object) -> bytes:
+    return b"data: " + json.dumps({"choices": [{"index": 0, "delta": delta}]}).encode() + b"\n\n"
+
+
+def text(value: object, **more: object) -> bytes:
+    return b"data: " + json.dumps({"choices": [{"index": 0, "text": value, **more}]}).encode() + b"\n\n"
+
+
+DONE = b"data: [DONE]\n\n"
+
+
+@pytest.mark.parametrize(
+    ("event", "is_output"),
+    [
+        (text("a"), True),
+        (text(" "), True),
+        (text(""), False),
+        (text(None), False),
+        (chat(role="assistant"), False),
+        (chat(role="assistant", content=""), False),
+        (chat(role="assistant", content=None), False),
+        (chat(content="a"), True),
+        (chat(content=[{"type": "text", "text": "a"}]), True),
+        (chat(reasoning="a"), True),
+        (chat(reasoning_content="a"), True),
+        (chat(reasoning="", reasoning_content=None), False),
+        (chat(reasoning_details=[{"type": "reasoning.text", "text": "a"}]), True),
+        (chat(tool_calls=[{"index": 0, "id": "x", "function": {"name": "f", "arguments": ""}}]), False),
+        (chat(tool_calls=[{"index": 0, "function": {"arguments": "{"}}]), True),
+        (chat(function_call={"arguments": "{"}), True),
+        (chat(), False),
+        (b'data: {"choices":[],"usage":{"prompt_tokens":3,"completion_tokens":0}}\n\n', False),
+        (b'data: {"choices":null}\n\n', False),
+        (b'data: {"choices":[null,1,{"delta":7}]}\n\n', False),
+        (b": comment\n\n", False),
+        (b"data:\n\n", False),
+    ],
+)
+def test_what_sets_a_token_time(event, is_output):
+    answer = read_answer([(1, event), (2, chat(content="end")), (3, DONE)])
+    assert answer.token_ns == ((1, 2) if is_output else (2,))
+    assert answer.error is None and answer.bad_event is None
+
+
+@pytest.mark.parametrize(
+    ("event", "error"),
+    [
+        (b'data: {"error":{"message":"broken","code":500}}\n\n', "broken"),
+        (b'data: {"error":"broken"}\n\n', "broken"),
+        (b'data: {"error":{"code":500}}\n\n', "500"),
+        (b'data: {"error":{}}\n\n', "{}"),
+        (b'data: {"error":""}\n\n', "an error without text"),
+        (b"event: error\ndata: broken\n\n", "broken"),
+        (b'event: error\ndata: {"detail":"broken"}\n\n', '{"detail":"broken"}'),
+        (b"event: error\n\n", "an error event without data"),
+        (b'data: {"message":"broken","type":"Internal","code":500}\n\n', "broken"),
+        (b'data: {"object":"error","message":"broken"}\n\n', "broken"),
+        (text("", finish_reason="error"), "finish_reason error"),
+        (text("", finish_reason="abort"), "finish_reason abort"),
+    ],
+)
+def test_errors_after_200_in_every_shape(event, error):
+    answer = read_answer([(1, text("a")), (2, event), (3, DONE)])
+    assert answer.error == error and answer.token_ns == (1,)  # what came before is kept
+
+
+def test_no_error_is_read_into_a_null():
+    assert read_answer(one(b'data: {"error":null,"choices":[{"text":"a"}]}\n\n' + DONE)).error is None
+
+
+def test_usage_is_the_last_one_and_only_numbers_count():
+    usage = b'data: {"choices":[],"usage":{"prompt_tokens":5,"completion_tokens":%s,"prompt_tokens_details":%s}}\n\n'
+    answer = read_answer(one(usage % (b"1", b"null") + usage % (b"9", b'{"cached_tokens":4}')))
+    assert (answer.prompt_tokens, answer.output_tokens, answer.cached_tokens) == (5, 9, 4)
+    for wrong in (b'"9"', b"true", b"-1", b"9.0", b"NaN", b"1e99", b"9" * 30):
+        assert read_answer(one(usage % (wrong, b"[]"))).output_tokens is None
+
+
+def test_continuous_usage_and_events_of_several_tokens():
+    body = text("a b c") + text("d e f")
+    answer = read_answer([(1, body), (2, text("g")), (3, DONE)])
+    assert answer.token_ns == (1, 1, 2) and answer.max_events_per_read == 2
+
+
+def test_what_follows_done_is_not_read():
+    answer = read_answer(one(text("a") + DONE + b"data: garbage\n\n<html>\xff"))
+    assert answer.done and answer.bad_event is None
+
+
+def test_an_event_that_is_no_json_is_told():
+    assert read_answer(one(text("a") + b"data: {broken\n\n" + DONE)).bad_event == "{broken"
+    assert read_answer(one(b"data: " + b"[" * 100_000 + b"\n\n")).bad_event is not None
+
+
+def test_a_ten_megabyte_event():
+    answer = read_answer(cut(text("x" * 10_000_000) + DONE, *range(0, 10_000_000, 65536)))
+    assert len(answer.token_ns) == 1 and answer.done
+
+
+FRAGMENTS = [
+    *(b"data: ", b"data:", b"event: error", b": c", b"\n", b"\r", b"\r\n", b"\n\n", b"\xef\xbb\xbf", b"[DONE]"),
+    *(b'{"choices":[{"text":"a"}]}', b'{"choices":[{"delta":{"content":"b"},"finish_reason":"stop"}]}'),
+    *(
+        b'{"error":1}',
+        b'{"usage":{"completion_tokens":1}}',
+        b"NaN",
+        b"null",
+        b'"\\ud800"',
+        b"\x00",
+        b"[[[[",
+        b"\xe4\xb8",
+    ),
+]
+streams = st.one_of(st.binary(max_size=200), st.lists(st.sampled_from(FRAGMENTS), max_size=40).map(b"".join))
+
+
+@given(streams, st.lists(st.integers(0, 400), max_size=12))
+@example(b"data: a\r\n\r\n", [8, 9, 10])
+@settings(max_examples=400, deadline=None)
+def test_any_bytes_in_any_split_give_one_answer_and_no_exception(body, places):
+    reads = cut(body, *[min(place, len(body)) for place in places])
+    whole = read_answer(one(body))
+    assert same(read_answer(reads), whole)
+    assert [(event.name, event.data) for event in parse(reads)] == [(e.name, e.data) for e in parse(one(body))]
+    stamps = [event.t_ns for event in parse(reads)]
+    assert stamps == sorted(stamps)
