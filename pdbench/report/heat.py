@@ -30,7 +30,7 @@ def ttft_p99(cells: Sequence[CellSummary]) -> Reading:
         value = wording.statistic(cell, "p99", "ttft")
         needed = wording.needed_requests(cell, "p99", "ttft")
         if value is None:
-            return None if needed is None else Field("too few", None, f"needs {needed} requests")
+            return None if needed is None else Field(f"needs {needed}", None, "requests")
         low, high = wording.interval(cell, "p99", "ttft")
         known = low is not None or high is not None
         doubt = f"{number(low)} to {'?' if high is None else number(high)}" if known else ""
@@ -79,31 +79,27 @@ def _log_scale(values: Sequence[float | None]) -> Callable[[float], float]:
 
 
 MAPS: dict[str, tuple[str, Callable[[Sequence[CellSummary]], Reading]]] = {
-    "heat": ("TTFT p99, ms", ttft_p99),
+    "heat latency": ("TTFT p99, ms", ttft_p99),
     "heat wait": ("Decode waiting, mean requests", waiting),
     "heat slots": ("Decode slots needed, against available", slots),
 }
 
 
 def maps(cells: Sequence[CellSummary]) -> Markup:
-    """For each target and output length: the maps for which something was measured, and a line for those without."""
+    """Each map for each target and output length, beside each other; a line for what was not measured."""
     groups: dict[tuple[str, object, str], list[CellSummary]] = {}
     for cell in cells:
         groups.setdefault((str(cell.get("target", "")), cell.get("output_len"), wording.loop(cell)), []).append(cell)
     parts: list[Child] = []
-    for (target, output, _), group in groups.items():
-        names = [clean(target, 60)] if len({key[0] for key in groups}) > 1 else []
-        names += [f"{output} output tokens"] if len({key[1] for key in groups}) > 1 else []
-        drawn, missing = [], []
-        for kind, (title, reading) in MAPS.items():
-            read = reading(cells)
+    for kind, (title, reading) in MAPS.items():
+        read, drawn = reading(cells), []
+        for (target, output, _), group in groups.items():
+            names = [clean(target, 60)] if len({key[0] for key in groups}) > 1 else []
+            names += [f"{output} output tokens"] if len({key[1] for key in groups}) > 1 else []
             if any(read(cell) is not None for cell in group):
                 drawn.append(_map(kind, ", ".join([title, *names]), group, read))
-            else:
-                missing.append(title)
-        parts.append(tag("div", drawn, class_="maps"))
-        parts += [tag("p", f"Not measured: {title}.", class_="note") for title in missing]
-    return tag("div", parts)
+        parts += drawn or [tag("p", f"Not measured: {title}.", class_="note wide")]
+    return tag("div", parts, class_="maps")
 
 
 def _map(kind: str, title: str, group: Sequence[CellSummary], read: Reading) -> Markup:

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from importlib import resources
 
-from pdbench.report import figures, heat, measured, series, tables, wording
+from pdbench.report import heat, load_figures, measured, series, tables, time_figures, wording
 from pdbench.report.figures import Figure
 from pdbench.report.markup import Child, Markup, joined, script_json, tag
 from pdbench.report.wording import CellSummary, Summary, clean, place, verdict_mark
 from pdbench.run import Run
 
-POLICY = "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data:; base-uri 'none'; form-action 'none'"
+POLICY = "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data:"
 SPOKEN_CELLS = 24
 
 
@@ -33,7 +33,7 @@ def _sections(summary: Summary, run: Run, drawn: list[Figure]) -> list[tuple[str
         ("split", "Where TTFT went", _split(cells, several, drawn)),
         ("latency", "Latency against load", _latency(cells, drawn)),
         ("time", "Waiting and running over time", _time(cells, run, drawn)),
-        ("itl", "Gaps between tokens", _gaps(cells, run, several, drawn)),
+        ("itl", "Gaps between tokens", _gaps(cells, run, drawn)),
         ("validity", "Validity", [tables.validity(cells, several)]),
         ("diagnosis", "Diagnosis", [tables.diagnosis(cells, several)]),
         ("measured", "How it was measured", [measured.measured(summary, run.document), _terms()]),
@@ -50,7 +50,8 @@ def _verdict(summary: Summary, run: Run) -> list[Markup]:
     bad = marks.count("void") + marks.count("none")
     tone = "void" if bad and bad == len(cells) else "warn" if bad or "warn" in marks else "ok"
     counted = ", ".join(f"{marks.count(kind)} {word}" for kind, word in tables.MARK_WORDS.items() if kind in marks)
-    said = clean(summary.get("verdict") or f"{len(cells)} cells: {counted}.") if cells else "No cell was measured."
+    size = "1 cell" if len(cells) == 1 else f"{len(cells)} cells"
+    said = clean(summary.get("verdict") or f"{size}: {counted}.") if cells else "No cell was measured."
     several = len(wording.targets(summary)) > 1
     parts: list[Child] = [tag("p", said, class_="sentence")]
     if summary.get("simulated"):
@@ -103,7 +104,7 @@ def _spoken(cell: CellSummary, several: bool) -> Markup:
 
 
 def _legend(cells: Sequence[CellSummary]) -> Markup:
-    words = "Hatched fields are void: their numbers say nothing about the servers. Darker is more. "
+    words = "Hatched fields are void: their latencies are no result. The stronger a colour, the more. "
     words += "Slots: blue below what is available, orange above; needed = asked rate \u00d7 output tokens \u00d7 TPOT. "
     words += "\u00b1 is the reach of a 95% interval, +? means that the sample does not bound it from above, "
     words += "\u201cneeds N\u201d that too few requests carry the percentile."
@@ -116,11 +117,16 @@ def _figure(figure: Figure, drawn: list[Figure]) -> Markup:
     plot = tag("div", class_="plot", id=name, tabindex="0", role="img", aria_label=figure.spoken,
                style=f"height:{figure.document['layout'].get('height', 330)}px")  # fmt: skip
     note = tag("p", figure.note, class_="note") if figure.note else None
-    return tag("figure", tag("figcaption", figure.title), plot, note)
+    button = (
+        tag("button", figure.other[0], type="button", aria_pressed="false", data_figure=name) if figure.other else None
+    )
+    caption = tag("figcaption", figure.title, button) if figure.title or button else None
+    keys = [tag("li", tag("i", style=f"background:{colour}"), key) for colour, key in figure.keys]
+    return tag("figure", caption, tag("ul", keys, class_="keys") if keys else None, plot, note)
 
 
 def _split(cells: Sequence[CellSummary], several: bool, drawn: list[Figure]) -> list[Child]:
-    figure = figures.split_figure(cells, several)
+    figure = load_figures.split_figure(cells, several)
     if figure is None:
         return [_missing("the parts of TTFT: no metrics page of prefill or decode was scraped")]
     note = "Means add, percentiles do not: this is the mean. Hatched bars belong to void cells; "
@@ -129,10 +135,11 @@ def _split(cells: Sequence[CellSummary], several: bool, drawn: list[Figure]) -> 
 
 
 def _latency(cells: Sequence[CellSummary], drawn: list[Figure]) -> list[Child]:
-    found = figures.latency_figures(cells)
+    found = load_figures.latency_figures(cells)
     if not found:
         return [_missing("latency: no request was answered, or too few for a percentile")]
-    note = "Whiskers are 95% intervals. Hollow markers are void cells, which no line passes through."
+    note = "Whiskers are 95% intervals; where none goes up, the sample gives no upper bound. "
+    note += "Hollow markers are void cells, which no line passes through."
     return [tag("div", [_figure(figure, drawn) for figure in found], class_="panels"), tag("p", note, class_="note")]
 
 
@@ -142,14 +149,14 @@ def _time(cells: Sequence[CellSummary], run: Run, drawn: list[Figure]) -> list[C
         return [_missing("waiting and running over time: no metrics page was scraped")]
     of = {int(cell["cell"]): cell for cell in cells if "cell" in cell}
     slots = {str(cell.get("target", "")): (cell.get("slots") or {}).get("available") for cell in cells}
-    return [_figure(figure, drawn) for figure in figures.time_figures(lines, series.windows(run), of, slots)]
+    return [_figure(figure, drawn) for figure in time_figures.time_figures(lines, series.windows(run), of, slots)]
 
 
-def _gaps(cells: Sequence[CellSummary], run: Run, several: bool, drawn: list[Figure]) -> list[Child]:
-    found = figures.gap_figures(series.gap_curves(run), cells, several)
+def _gaps(cells: Sequence[CellSummary], run: Run, drawn: list[Figure]) -> list[Child]:
+    found = time_figures.gap_figures(series.gap_curves(run), cells)
     if not found:
         return [_missing("gaps between tokens: no answer had two tokens")]
-    note = "Read it from the right: where a curve crosses 1%, one gap in a hundred is longer. Dotted curves are void cells."
+    note = "Where a curve crosses 1%, one gap in a hundred is longer. Dotted curves are void cells."
     return [
         tag("div", [_figure(figure, drawn) for figure in found], class_="panels two"),
         tag("p", note, class_="note"),
@@ -179,14 +186,18 @@ def _page(summary: Summary, body: Sequence[Child], drawn: Sequence[Figure]) -> s
     names = ", ".join(clean(name, 60) for name in wording.targets(summary)) or "no target"
     simulated = "SIMULATED \u00b7 " if summary.get("simulated") else ""
     title = f"{simulated}pdbench \u00b7 {names}"
-    data = script_json([figure.document for figure in drawn])
+    data = script_json([{**figure.document, "other": figure.other and figure.other[1]} for figure in drawn])
     scripts = [tag("script", Markup(_plotly()))] if drawn else []
     scripts += [tag("script", data, type="application/json", id="figures"), tag("script", Markup(_part("page.js")))]
     head = tag(
-        "head", tag("meta", charset="utf-8"), tag("meta", http_equiv="Content-Security-Policy", content=POLICY),
-        tag("meta", name="viewport", content="width=device-width, initial-scale=1"), tag("meta", name="color-scheme", content="light dark"),
-        tag("title", title), tag("style", Markup(_part("page.css"))),
-    )  # fmt: skip
+        "head",
+        tag("meta", charset="utf-8"),
+        tag("meta", http_equiv="Content-Security-Policy", content=POLICY),
+        tag("meta", name="viewport", content="width=device-width, initial-scale=1"),
+        tag("meta", name="color-scheme", content="light dark"),
+        tag("title", title),
+        tag("style", Markup(_part("page.css"))),
+    )
     top = tag(
         "header",
         tag("h1", tag("span", "pdbench", class_="brand"), " ", names),

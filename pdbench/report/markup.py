@@ -11,6 +11,7 @@ from pdbench.report.wording import clean
 
 _VOID_TAGS = ("meta", "br", "hr")
 MAX_TEXT_CHARS = 4000
+TALL_ROWS = 25
 
 
 class Markup(str):
@@ -57,17 +58,18 @@ def table(
     heads: Sequence[Child], rows: Iterable[Sequence[Child]], *, caption: str, row_classes: Sequence[str] = ()
 ) -> Markup:
     """A table in a frame that scrolls by itself and takes keyboard focus. The first cell of a row is its header."""
-    head = tag("tr", [tag("th", cell, scope="col") for cell in heads])
+    head = tag("tr", [cell if _is_cell(cell) else tag("th", cell, scope="col") for cell in heads])
     body = []
     for index, (first, *rest) in enumerate(rows):
         cells = [tag("th", first, scope="row"), *[cell if _is_cell(cell) else tag("td", cell) for cell in rest]]
         body.append(tag("tr", cells, class_=row_classes[index] if index < len(row_classes) else None))
     whole = tag("table", tag("caption", caption), tag("thead", head), tag("tbody", body))
-    return tag("div", whole, class_="scroll", tabindex="0", role="region", aria_label=caption)
+    kind = "scroll tall" if len(body) > TALL_ROWS else "scroll"
+    return tag("div", whole, class_=kind, tabindex="0", role="region", aria_label=caption)
 
 
 def _is_cell(child: Child) -> bool:
-    return isinstance(child, Markup) and child.startswith("<td")
+    return isinstance(child, Markup) and child.startswith(("<td", "<th"))
 
 
 def script_json(value: Any) -> Markup:

@@ -11,10 +11,18 @@ from pdbench.report.tables import definitions
 from pdbench.report.wording import Summary, clean, number, short
 
 _FACTS = {
-    "engine": "engine", "version": "version", "models": "models", "max_model_len": "max model length", "connector": "connector",
-    "kv_role": "KV role", "transfer_mode": "transfer", "block_size": "block size", "num_kv_blocks": "KV blocks",
-    "prefix_caching": "prefix caching", "dp_ranks": "DP ranks",
-}  # fmt: skip
+    "engine": "engine",
+    "version": "version",
+    "models": "models",
+    "max_model_len": "max model length",
+    "connector": "connector",
+    "kv_role": "KV role",
+    "transfer_mode": "transfer",
+    "block_size": "block size",
+    "num_kv_blocks": "KV blocks",
+    "prefix_caching": "prefix caching",
+    "dp_ranks": "DP ranks",
+}
 _CLIENT = {
     "lateness_p99_ms": "send lateness p99, ms", "lateness_max_ms": "max, ms", "loop_lag_p99_ms": "loop lag p99, ms",
     "loop_lag_max_ms": "max, ms", "cpu_share": "CPU of one core", "recorder_backlog_max": "recorder backlog",
@@ -51,7 +59,7 @@ def _facts(summary: Summary, document: Mapping[str, Any], plan: Mapping[str, Any
         ("measured", moment(document.get("created_unix_s") or summary.get("created_unix_s"))),
         ("pdbench", document.get("pdbench") or summary.get("pdbench")),
         ("versions", ", ".join(versions)),
-        ("client", ", ".join(f"{value} cpus" if key == "cpus" else str(value) for key, value in host.items())),
+        ("client", ", ".join(f"{value} CPUs" if key == "cpus" else f"{key} {value}" for key, value in host.items())),
         ("clock", clock.get("source")),
         ("seed", plan.get("seed")),
         ("arrivals", arrivals),

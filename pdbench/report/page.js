@@ -17,11 +17,23 @@
     return value;
   }
 
+  // `more` laid over `layout`; objects are joined, everything else is replaced.
+  function over(layout, more) {
+    const whole = { ...layout };
+    for (const [key, value] of Object.entries(more)) {
+      const both = value && typeof value === "object" && !Array.isArray(value) && layout[key];
+      whole[key] = both ? over(layout[key], value) : value;
+    }
+    return whole;
+  }
+
   function draw() {
     const styles = getComputedStyle(document.documentElement);
     figures.forEach((figure, index) => {
       const place = document.getElementById("figure-" + index);
-      const { data, layout } = coloured(figure, styles);
+      const drawn = coloured(figure, styles);
+      const data = drawn.data;
+      const layout = place.dataset.other ? over(drawn.layout, drawn.other) : drawn.layout;
       // A finger that scrolls the page must not zoom a figure.
       if (narrow.matches) Object.assign(layout, { dragmode: false });
       Plotly.react(place, data, layout, settings);
@@ -32,6 +44,15 @@
     document.documentElement.toggleAttribute("data-print", on);
     draw();
   }
+
+  document.querySelectorAll("button[data-figure]").forEach((button) => {
+    button.addEventListener("click", () => {
+      const pressed = button.getAttribute("aria-pressed") !== "true";
+      button.setAttribute("aria-pressed", pressed);
+      document.getElementById(button.dataset.figure).dataset.other = pressed ? "yes" : "";
+      draw();
+    });
+  });
 
   draw();
   window.matchMedia("(prefers-color-scheme: dark)").addEventListener("change", draw);

@@ -69,7 +69,8 @@ def gauge_lines(run: Run, gauges: tuple[str, ...] = ("waiting", "running")) -> l
         series = [of_server[name] for name in of_server.index.unique("server")]
         t, value = _summed([(s.index.to_numpy(np.float64), s.to_numpy(np.float64)) for s in series])
         lines.append(Line(str(target), str(role), str(gauge), len(series), *thinned(t, value)))
-    return lines
+    # What is drawn last lies on top: waiting.
+    return sorted(lines, key=lambda line: gauges.index(line.gauge), reverse=True)
 
 
 def _summed(series: list[tuple[Floats, Floats]]) -> tuple[Floats, Floats]:

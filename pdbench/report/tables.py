@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from pdbench.report import wording
-from pdbench.report.columns import NUMBERS
+from pdbench.report.columns import NUMBERS, Column
 from pdbench.report.markup import Child, Markup, table, tag
 from pdbench.report.wording import NOT_MEASURED, CellSummary, clean, listed, place, tenths, verdict_mark, void_codes
 
@@ -25,7 +25,7 @@ def numbers(cells: Sequence[CellSummary], several_targets: bool) -> Markup:
     """Every cell with all that was measured of it; a void cell is struck and says why."""
     columns = [c for c in NUMBERS if any(c.forms[0](cell) != NOT_MEASURED for cell in cells)]
     heads: list[Child] = ["cell", "verdict", *(["target"] if several_targets else []), "load"]
-    heads += [" ".join(part for part in column.head if part) for column in columns[1:]]
+    heads += [tag("th", " ".join(filter(None, c.head)), scope="col", class_="n") for c in columns[1:]]
     rows = []
     for cell in cells:
         said: Child = mark(cell)
@@ -35,9 +35,14 @@ def numbers(cells: Sequence[CellSummary], several_targets: bool) -> Markup:
         row += [tag("td", clean(cell.get("target", ""), 60))] if several_targets else []
         unit = "streams" if wording.loop(cell) == "closed" else "req/s"
         row.append(tag("td", f"{columns[0].forms[0](cell)} {unit}", class_="n"))
-        row += [tag("td", column.forms[0](cell), class_="n") for column in columns[1:]]
+        row += [tag("td", column.forms[0](cell), class_=_class(column)) for column in columns[1:]]
         rows.append(row)
     return table(heads, rows, caption="Cells in numbers; latencies in ms", row_classes=_classes(cells))
+
+
+def _class(column: Column) -> str:
+    """What a void cell's servers did stays readable; what it says of their speed is struck out."""
+    return "n untrusted" if column.head[0] in ("TTFT", "TPOT", "ITL", "E2EL", "good") else "n"
 
 
 def split(cells: Sequence[CellSummary]) -> Markup:
@@ -45,7 +50,8 @@ def split(cells: Sequence[CellSummary]) -> Markup:
     parts = sorted(
         dict.fromkeys(p for cell in known for p in wording.split(cell)), key=lambda part: part == "unexplained"
     )
-    heads = ["cell", "where", "verdict", "mean TTFT", *(wording.part_name(part) for part in parts)]
+    named = ["mean TTFT", *(wording.part_name(part) for part in parts)]
+    heads: list[Child] = ["cell", "where", "verdict", *(tag("th", name, scope="col", class_="n") for name in named)]
     rows = []
     for cell in known:
         values = [tag("td", tenths(wording.split(cell).get(part)), class_="n") for part in parts]

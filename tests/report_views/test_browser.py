@@ -1,0 +1,93 @@
+"""report.html in a real Chromium: it draws, logs nothing, fetches nothing, and hostile text stays text."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+from chromium import BINARY, Page, chromium
+from made_run import bare_summary, grid_summary, run_of
+
+from pdbench.report.html import render_html
+
+pytestmark = [
+    pytest.mark.browser,
+    pytest.mark.skipif(BINARY is None, reason="no Chromium here: apt-get install chromium"),
+]
+
+HOSTILE = "<img src=x onerror=\"window.pwned=1\"></script><script>window.pwned=1</script><a href='javascript:1'>%{y}"
+DRAWN = """Array.from(document.querySelectorAll('.plot')).map(plot =>
+    plot.querySelectorAll('svg .trace, svg .point, svg .scatterlayer path').length)"""
+COLOURS = "[getComputedStyle(document.body).color, document.querySelector('.plot .xtick text').style.fill]"
+TITLE = "document.querySelector('.plot .xtitle').textContent"
+PRESSED = "document.querySelector('button[data-figure]').getAttribute('aria-pressed')"
+A_FRAME = "new Promise(done => requestAnimationFrame(() => requestAnimationFrame(done)))"
+
+
+def written(folder: Path, name: str, summary: dict) -> Path:
+    run = run_of(folder / name, summary, requests_a_cell=10, metrics=name != "bare", command=HOSTILE)
+    file = folder / f"{name}.html"
+    file.write_text(render_html(summary, run))
+    return file
+
+
+def hostile() -> dict:
+    summary = grid_summary(rates=(1, 8), lens=(16384,), targets=(HOSTILE, "b"))
+    for cell in summary["cells"]:
+        cell["verdict"] = HOSTILE
+        cell["validity"] = [{"code": HOSTILE, "severity": "void", "evidence": HOSTILE}]
+        cell["diagnosis"] = [{"cause": HOSTILE, "share": 0.5, "evidence": [HOSTILE], "advice": HOSTILE}]
+    return summary
+
+
+async def check(page: Page, file: Path, figures: int) -> None:
+    """Every figure is drawn, nothing is complained of, nothing is fetched, nothing hostile ran."""
+    await page.open(file)
+    drawn = await page.run(DRAWN)
+    assert len(drawn) == figures and all(drawn), (file.name, drawn)
+    assert await page.run("window.pwned") is None
+    assert await page.run("document.querySelectorAll('img, a[href^=javascript]').length") == 0
+    assert await page.run("document.documentElement.scrollWidth <= innerWidth"), file.name
+    await page.run("document.querySelectorAll('button').forEach(button => button.click())")
+    assert page.complaints() == [], file.name
+    assert page.fetched(file) == [], file.name
+
+
+def test_pages_draw_log_nothing_and_fetch_nothing(tmp_path):
+    # Split, three latencies, waiting and running of each target, ITL of each prompt length and target.
+    pages = [(written(tmp_path, "hostile", hostile()), 1 + 3 + 2 + 2)]
+    pages += [(written(tmp_path, "one", grid_summary(rates=(8,), lens=(16384,))), 1 + 3 + 1 + 1)]
+    pages += [(written(tmp_path, "bare", bare_summary()), 0)]
+
+    async def look() -> None:
+        async with chromium() as page:
+            for file, figures in pages:
+                await check(page, file, figures)
+
+    asyncio.run(look())
+
+
+def test_figures_follow_the_reader(tmp_path):
+    """The colour scheme, the printer, a narrow screen, and the button that turns milliseconds into shares."""
+    file = written(tmp_path, "grid", grid_summary())
+
+    async def look() -> None:
+        async with chromium() as page:
+            await page.open(file, 420)
+            assert await page.run("document.documentElement.scrollWidth <= 420")
+            light = await page.run(COLOURS)
+            await page.scheme(True)
+            await page.run(A_FRAME)
+            dark = await page.run(COLOURS)
+            assert light[0] != dark[0] and light[1] != dark[1]
+            await page.run("window.dispatchEvent(new Event('beforeprint'))")
+            assert await page.run(COLOURS) == light
+            await page.run("window.dispatchEvent(new Event('afterprint'))")
+            assert await page.run(COLOURS) == dark
+            assert await page.run(f"[{TITLE}, {PRESSED}]") == ["mean TTFT, ms", "false"]
+            await page.run("document.querySelector('button[data-figure]').click()")
+            assert await page.run(f"[{TITLE}, {PRESSED}]") == ["share of mean TTFT", "true"]
+            assert page.complaints() == []
+
+    asyncio.run(look())

@@ -1,0 +1,254 @@
+"""report.html: it escapes what it did not write itself, says what is missing, and fetches nothing."""
+
+from __future__ import annotations
+
+import json
+import re
+from html.parser import HTMLParser
+from typing import Any
+
+import numpy as np
+import pytest
+from made_run import bare_summary, cell_summary, grid_summary, run_of
+
+from pdbench.report import html, series
+from pdbench.report.figures import plain
+from pdbench.report.markup import Markup, script_json, tag
+from pdbench.report.series import Line, thinned
+
+HOSTILE = "<img src=x onerror=boom()> </script><script>boom()</script> \" ' & %{y} \x1b[31m"
+ALLOWED_TAGS = set(
+    [
+        "html",
+        "head",
+        "meta",
+        "title",
+        "style",
+        "script",
+        "body",
+        "header",
+        "main",
+        "section",
+        "h1",
+        "h2",
+        "h3",
+        "p",
+        "b",
+        "i",
+        "a",
+        "ul",
+        "li",
+        "dl",
+        "dt",
+        "dd",
+        "div",
+        "span",
+        "small",
+        "code",
+        "table",
+        "caption",
+        "thead",
+        "tbody",
+        "tr",
+        "th",
+        "td",
+        "figure",
+        "figcaption",
+        "button",
+        "article",
+        "details",
+        "summary",
+    ]
+)
+
+
+class Tags(HTMLParser):
+    """The elements of a page, the text outside scripts, and every attribute."""
+
+    def __init__(self, page: str) -> None:
+        super().__init__()
+        self.found: list[tuple[str, dict[str, Any]]] = []
+        self.text: list[str] = []
+        self.feed(page)
+
+    def handle_starttag(self, name: str, attributes: Any) -> None:
+        self.found.append((name, dict(attributes)))
+
+    def handle_data(self, data: str) -> None:
+        if self.found and self.found[-1][0] not in ("script", "style"):
+            self.text.append(data)
+
+    def named(self, name: str) -> list[dict[str, Any]]:
+        return [attributes for found, attributes in self.found if found == name]
+
+
+@pytest.fixture(autouse=True)
+def no_library(monkeypatch):
+    """The five megabytes of the drawing library are tested in the browser."""
+    monkeypatch.setattr(html, "_plotly", lambda: "library")
+
+
+def page_of(tmp_path, summary, **run: Any) -> str:
+    return html.render_html(summary, run_of(tmp_path / "run", summary, requests_a_cell=5, **run))
+
+
+def figures_of(page: str) -> list[dict[str, Any]]:
+    text = re.search(r'<script type="application/json" id="figures">(.*?)</script>', page, re.DOTALL)
+    assert text
+    found: list[dict[str, Any]] = json.loads(text[1])
+    return found
+
+
+def test_the_verdict_comes_first_and_the_sections_in_order(tmp_path):
+    page = page_of(tmp_path, grid_summary())
+    names = [attributes["id"] for attributes in Tags(page).named("h2")]
+    assert names == ["verdict", "grid", "split", "latency", "time", "itl", "validity", "diagnosis", "measured"]
+    assert page.index("Decode has too few slots above 6 req/s") < page.index("SIMULATED</b>") < page.index("The grid")
+
+
+def test_what_was_not_written_here_is_text(tmp_path):
+    summary = grid_summary(targets=(HOSTILE, "b"))
+    summary |= {"verdict": HOSTILE, "versions": {HOSTILE: HOSTILE}}
+    for cell in summary["cells"]:
+        cell["verdict"] = HOSTILE
+        cell["validity"] = [{"code": HOSTILE, "severity": "void", "evidence": HOSTILE}]
+        cell["diagnosis"] = [
+            {"cause": HOSTILE, "share": 0.5, "evidence": [HOSTILE], "advice": HOSTILE, "confirm": HOSTILE}
+        ]
+    facts = {"version": HOSTILE, "models": [HOSTILE], "notes": [HOSTILE]}
+    server = {"name": HOSTILE, "role": "decode", "url": HOSTILE, "facts": facts}
+    target = {"target": HOSTILE, "model": HOSTILE, "source": HOSTILE, "servers": [server]}
+    page = page_of(tmp_path, summary, command=HOSTILE, notes=[HOSTILE], deployments=[target], host={"python": HOSTILE})
+    tags = Tags(page)
+    assert {name for name, _ in tags.found} <= ALLOWED_TAGS
+    assert not [a for _, attributes in tags.found for a in attributes if a.startswith("on") or a in ("src", "srcset")]
+    assert len(tags.named("script")) == 3
+    assert "boom()" in "".join(tags.text)
+    assert "\x1b" not in page
+    assert "<img" not in json.dumps(figures_of(page))
+
+
+def test_a_policy_forbids_everything_from_outside(tmp_path):
+    page = page_of(tmp_path, grid_summary())
+    policies = [a["content"] for a in Tags(page).named("meta") if a.get("http-equiv") == "Content-Security-Policy"]
+    assert policies == ["default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data:"]
+    assert not re.search(r"(?:src|href)=[\"']?(?!#)", page.replace('href="#', ""))
+
+
+def test_missing_data_is_said_and_draws_no_figure(tmp_path):
+    page = page_of(tmp_path, bare_summary(), metrics=False, plan={})
+    assert page.count("Not measured: ") >= 6
+    assert "library" not in page
+    assert figures_of(page) == []
+
+
+@pytest.mark.parametrize("key", sorted(cell_summary(0, 8, 16384)))
+def test_any_key_of_a_cell_may_be_absent(tmp_path, key):
+    cell = cell_summary(0, 8, 16384)
+    run = run_of(tmp_path / "run", {"simulated": False, "cells": [dict(cell)]}, requests_a_cell=2, metrics=False)
+    del cell[key]
+    page = html.render_html({"schema": 1, "simulated": False, "cells": [cell]}, run)
+    assert "None" not in "".join(Tags(page).text)
+
+
+def test_runs_without_cells_servers_or_facts(tmp_path):
+    summary = {"schema": 1, "simulated": False, "cells": []}
+    page = page_of(tmp_path, summary, deployments=[], host=None, notes=None, interrupted=True)
+    assert "No cell was measured." in page and "INTERRUPTED" in page
+
+
+def test_a_void_cell_is_hatched_struck_and_hollow(tmp_path):
+    page = page_of(tmp_path, grid_summary())
+    tags = Tags(page)
+    assert len([a for a in tags.named("td") if a.get("class") == "voided"]) == 3  # one field in each map
+    assert not [
+        a for a in tags.named("td") if "hot" in (a.get("class") or "") and "8 req/s x 16,384" in a.get("title", "")
+    ]
+    assert [a for a in tags.named("tr") if a.get("class") == "voided"]
+    symbols = {t["marker"]["symbol"] for f in figures_of(page) for t in f["data"] if t.get("mode") == "markers"}
+    assert symbols and all(symbol.endswith("-open") for symbol in symbols)
+
+
+def test_a_negative_unexplained_part_is_drawn_left_of_zero(tmp_path):
+    bars = [
+        trace
+        for figure in figures_of(page_of(tmp_path, grid_summary()))
+        for trace in figure["data"]
+        if trace["type"] == "bar"
+    ]
+    unexplained = next(trace for trace in bars if trace["name"] == "unexplained")
+    assert unexplained["x"][0] == -1.7
+    assert unexplained["marker"]["pattern"]["shape"] == ["x"] * 8
+
+
+def test_tables_name_their_rows_and_columns_and_take_focus(tmp_path):
+    tags = Tags(page_of(tmp_path, grid_summary()))
+    assert all(attributes.get("scope") in ("col", "row", "colgroup") for attributes in tags.named("th"))
+    assert len(tags.named("caption")) == len(tags.named("table"))
+    for attributes in tags.named("div"):
+        if {"scroll", "plot"} & set((attributes.get("class") or "").split()):
+            assert attributes["tabindex"] == "0" and attributes["aria-label"] and attributes["role"]
+
+
+def test_closed_loop_has_streams_on_its_axis(tmp_path):
+    summary = grid_summary()
+    for cell in summary["cells"]:
+        cell |= {"loop": "closed", "max_concurrency": int(cell.pop("request_rate"))}
+    page = page_of(tmp_path, summary)
+    assert "CLOSED LOOP" in page
+    assert any("streams (closed loop)" in json.dumps(figure) for figure in figures_of(page))
+    assert "requests/s asked" not in page
+
+
+def test_long_series_keep_their_peaks_and_few_points():
+    t = np.arange(100_000.0)
+    value = np.zeros(100_000)
+    value[77_777] = 42
+    few_t, few = thinned(t, value)
+    assert len(few) <= 2000
+    assert few.max() == 42 and few_t[few.argmax()] == 77_777
+    assert (np.diff(few_t) > 0).all()
+
+
+def test_servers_of_a_role_add_up_though_scraped_at_different_times(tmp_path):
+    summary = grid_summary(rates=(1,), lens=(1024,))
+    run = run_of(tmp_path / "run", summary, requests_a_cell=2, metrics=False)
+    rows = [
+        ["vllm:num_requests_waiting", "waiting", "gauge", "0", "{}", 1.0],
+        ["x", "waiting", "gauge", "1", "{}", 2.0],
+    ]
+    with run.live_path("metrics", 1, 0).open("w") as file:
+        for t, name in ((0.0, "a"), (0.2, "b"), (1.0, "a")):
+            file.write(json.dumps({"t": t, "target": "testbed", "server": name, "role": "decode", "rows": rows}) + "\n")
+    (line,) = series.gauge_lines(run)
+    assert (line.servers, line.t_s.tolist(), line.value.tolist()) == (2, [0.2, 1.0], [6.0, 6.0])
+    assert isinstance(line, Line)
+
+
+def test_gap_curves_are_small_and_exact_where_they_are(tmp_path):
+    summary = grid_summary(rates=(1,), lens=(1024,))
+    run = run_of(tmp_path / "run", summary, requests_a_cell=30)
+    curve = series.gap_curves(run)[0]
+    gaps = np.concatenate([np.diff(np.asarray(o)) * 1000 for o in run.table("chunks")["offset_s"]])
+    assert curve.gaps == len(gaps) == 30 * 127
+    assert len(curve.ms) <= series.CURVE_POINTS
+    for ms, longer in zip(curve.ms, curve.longer, strict=True):
+        assert (gaps > ms + 1e-9).mean() <= longer <= (gaps >= ms - 1e-9).mean() + 1e-9
+
+
+def test_json_cannot_end_its_script():
+    text = script_json({"a": "</script><!-- \u2028 &"})
+    assert not set(text) & set("<>&\u2028")
+    assert json.loads(text) == {"a": "</script><!-- \u2028 &"}
+    with pytest.raises(ValueError):
+        script_json(float("nan"))
+
+
+def test_markup_escapes_all_but_itself():
+    assert tag("p", "<b>", Markup("<i>"), title='"<') == '<p title="&quot;&lt;">&lt;b&gt;<i></p>'
+    assert tag("p", "a ", tag("b", "c"), " d") == "<p>a <b>c</b> d</p>"
+
+
+def test_plotly_gets_no_markup_and_no_template():
+    assert not set(plain("<a href='x'>%{y}</a>")) & set("<>")
+    assert "%{" not in plain("%{y}")

@@ -1,0 +1,128 @@
+"""The live view: one line at each cell's start and end where stderr is no terminal, and cheap where it is one."""
+
+from __future__ import annotations
+
+import io
+import time
+
+import pytest
+from rich.console import Console
+
+from pdbench.deployment import build
+from pdbench.run import RequestRow
+from pdbench.sweep.live import Live
+from pdbench.sweep.plan import Plan, grid
+
+SERVERS = {
+    ("t", "decode-0"): {"role": "decode", "running": 5, "waiting": 3},
+    ("t", "prefill-0"): {"role": "prefill", "running": 1, "waiting": 0},
+    ("other", "decode-0"): {"role": "decode", "running": 50, "waiting": 70},
+}
+
+
+def plan_of(rates=(1.0, 4.0), repeats=1, concurrencies=(), **changes) -> Plan:
+    return Plan(grid(["t"], list(rates), list(concurrencies), [1024], [128]), repeats=repeats, **changes)
+
+
+def deployments():
+    urls = [("proxy", "http://h:1"), ("prefill", "http://h:2"), ("decode", "http://h:3")]
+    return {"t": build("t", urls, slots={"decode-0": 8})}
+
+
+def row(index: int, status: str = "ok", ttft_s: float = 0.05) -> RequestRow:
+    known = {"first_token_s": index + ttft_s, "last_token_s": index + ttft_s + 1.27, "output_tokens": 128}
+    return RequestRow(0, 0, "default", str(index), "t", index, float(index), status=status, **known)
+
+
+def live(plan: Plan, **console) -> tuple[Live, io.StringIO]:
+    file = io.StringIO()
+    return Live(plan, deployments(), Console(file=file, width=80, **console)), file
+
+
+def test_no_terminal_gets_a_line_at_the_start_and_the_end_of_a_cell():
+    plan = plan_of()
+    view, file = live(plan)
+    with view:
+        view.cell_started(plan.cells[1], 0, 40)
+        for index in range(10):
+            view.row(row(index))
+        view.row(row(11, "timeout"))
+        view.gauges(SERVERS)
+        view.cell_ended(plan.cells[1], 0)
+    start, end = file.getvalue().splitlines()
+    assert start == "cell 2 of 2: 4 req/s x 1,024 tokens, about 60 s"
+    numbers = "10 answered, 1 not; TTFT median 50 ms; TPOT median 10 ms; decode waiting max 3"
+    assert end == f"cell 2 of 2: 4 req/s x 1,024 tokens: {numbers}"
+
+
+def test_the_picture_says_where_it_stands():
+    plan = plan_of(repeats=2)
+    view, _ = live(plan)
+    view.cell_started(plan.cells[1], 1, None)
+    for index in range(60):
+        view.row(row(index))
+    for _ in range(100):
+        view.gauges(SERVERS)
+    lines = view.lines(view.cell_started_s + 15)
+    text = "\n".join(lines)
+    assert lines[0] == "cell 4 of 4: 4 req/s x 1,024 tokens, repeat 2 of 2"
+    assert "[#####...............]  15 s of 60 s  about 0:45 left" in text
+    assert "60 answered" in text and "50 ms median of the last 50" in text
+    assert "running 5 of 8  waiting 3" in text and "\u2588" * 40 in text
+    assert all(len(line) <= 80 for line in lines)
+
+
+def test_nothing_is_made_up_before_the_first_answer():
+    plan = plan_of(rates=(), concurrencies=(16,), duration_s=None, num_prompts=100)
+    view, _ = live(plan)
+    view.cell_started(plan.cells[0], 0, 100)
+    text = "\n".join(view.lines(view.cell_started_s + 1))
+    assert "16 streams, closed loop" in text and "none yet" in text and "end not known yet" in text
+    assert "decode" not in text
+
+
+def test_a_terminal_is_drawn_and_left_clean():
+    plan = plan_of()
+    view, file = live(plan, force_terminal=True)
+    with view:
+        view.cell_started(plan.cells[0], 0, 10)
+        view.row(row(1))
+        time.sleep(0.6)
+        view.cell_ended(plan.cells[0], 0)
+    text = file.getvalue()
+    assert "cell 1 of 2" in text and "1 answered" in text
+    assert text.rstrip().endswith("\x1b[?25h") or "\x1b[?25h" in text  # the cursor is back
+
+
+def test_a_dumb_terminal_gets_plain_lines(monkeypatch):
+    monkeypatch.setenv("TERM", "dumb")
+    plan = plan_of()
+    view, file = live(plan, force_terminal=True)
+    with view:
+        view.cell_started(plan.cells[0], 0, 10)
+    assert file.getvalue() == "cell 1 of 2: 1 req/s x 1,024 tokens, about 60 s\n"
+
+
+@pytest.mark.parametrize("fails", [True, False])
+def test_an_error_passes_through(fails):
+    view, _ = live(plan_of(), force_terminal=True)
+    if not fails:
+        with view:
+            pass
+        return
+    with pytest.raises(KeyError), view:
+        raise KeyError
+
+
+def test_drawing_and_rows_cost_next_to_nothing():
+    plan = plan_of()
+    view, _ = live(plan, force_terminal=True)
+    view.cell_started(plan.cells[0], 0, None)
+    for index in range(2000):
+        view.row(row(index))
+    for _ in range(40):
+        view.gauges(SERVERS)
+    began = time.thread_time()
+    for _ in range(50):
+        view.lines(time.monotonic())
+    assert (time.thread_time() - began) / 50 < 0.005  # a fraction of a millisecond on an idle machine
