@@ -6,6 +6,8 @@ Used by discovery and by the sampler. What goes wrong is a value, not an excepti
 from __future__ import annotations
 
 import asyncio
+import errno
+import os
 import ssl
 import time
 from dataclasses import dataclass
@@ -87,8 +89,6 @@ async def get(client: aiohttp.ClientSession, url: str, headers: dict[str, str], 
         return failed("timeout", f"no whole answer within {timeout_s:g} s")
     except (aiohttp.ClientSSLError, ssl.SSLError) as error:
         return failed("tls", f"TLS failed: {_short(error)}")
-    except aiohttp.ClientConnectorError as error:
-        return failed("refused", _short(error.os_error))
     except aiohttp.ClientPayloadError:
         return failed("cut", "the connection ended inside the page")
     except aiohttp.ServerDisconnectedError:
@@ -96,12 +96,19 @@ async def get(client: aiohttp.ClientSession, url: str, headers: dict[str, str], 
     except (aiohttp.ClientResponseError, aiohttp.http_exceptions.HttpProcessingError):
         return failed("not-http", "the answer is not HTTP")
     except (aiohttp.ClientError, OSError, ValueError) as error:
+        if getattr(error, "errno", None) == errno.ECONNRESET:  # someone took the connection and wants no HTTP on it
+            return failed("not-http", "the connection was reset")
+        if isinstance(error, aiohttp.ClientConnectorError):
+            return failed("refused", _short(error.os_error))
         return failed("other", _short(error))
 
 
 def _short(error: BaseException) -> str:
-    text = getattr(error, "strerror", None) or str(error) or type(error).__name__
-    return clean(text, 120)
+    """The system's own words for its error numbers; a resolver's (negative ones) bring their text."""
+    number = getattr(error, "errno", None)
+    if isinstance(number, int) and number > 0 and not isinstance(error, ssl.SSLError):
+        return os.strerror(number)
+    return clean(getattr(error, "strerror", None) or str(error) or type(error).__name__, 120)
 
 
 def clean(text: str, limit: int = 200) -> str:

@@ -27,7 +27,8 @@ from pdbench.probe.scrape import BadPage, Row, scrape_of
 PAGE_TIMEOUT_S = 5.0
 RETRY_AFTER_S = 0.25
 OWN_SHARE = 5.0  # a page is asked for at most this many times less often than it takes to answer
-CPU_SHARE = 0.2  # of one core, for reading all pages
+CPU_SHARE = 0.2  # of one core, for all pages
+HTTP_CPU_S = 0.001  # of one GET by aiohttp, as measured (reading a page is measured as it happens)
 LONGEST_PAUSE_S = 15.0
 TELL_EVERY_S = 0.25
 
@@ -116,7 +117,7 @@ class Sampling:
             async with page.lock:
                 self.keep(page.record(await self.fetch(page), self.origin_ns, None))
             took_s = time.monotonic() - begun
-            share_s = sum(one.read_s for one in self.watched) / CPU_SHARE
+            share_s = sum(one.read_s + HTTP_CPU_S for one in self.watched) / CPU_SHARE
             pause_s = max(self.interval_s, min(LONGEST_PAUSE_S, max(OWN_SHARE * took_s, share_s)))
             await asyncio.sleep(max(0.0, pause_s - took_s))
 

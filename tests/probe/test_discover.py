@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import struct
 import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
@@ -113,7 +114,7 @@ def test_nothing_listens() -> None:
         with pytest.raises(Unreachable) as caught:
             asyncio.run(discover(build("t", [("proxy", url)])))
     assert caught.value.exit_code == 4
-    assert url in str(caught.value) and "proxy" in str(caught.value)
+    assert url in str(caught.value) and "proxy" in str(caught.value) and "refused" in str(caught.value)
     assert "--testbed" in caught.value.hint
 
 
@@ -169,7 +170,7 @@ def test_a_redirect_is_not_followed() -> None:
 
 
 @contextmanager
-def greeting(first: bytes) -> Iterator[str]:
+def greeting(first: bytes | None) -> Iterator[str]:
     """A socket that says something which is not HTTP, as a NIXL side channel or a database does."""
     with socket.create_server(("127.0.0.1", 0)) as listening:
 
@@ -180,6 +181,9 @@ def greeting(first: bytes) -> Iterator[str]:
                 except OSError:
                     return
                 with connection:
+                    if first is None:  # hang up with a reset, as a TLS server may
+                        connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+                        continue
                     connection.sendall(first)
                     connection.settimeout(0.2)
                     with suppress(OSError):
@@ -190,8 +194,8 @@ def greeting(first: bytes) -> Iterator[str]:
         listening.shutdown(socket.SHUT_RDWR)
 
 
-@pytest.mark.parametrize("first", [b"\xff\x00\x00\x00\x00\x00\x00\x00\x01\x7f\x03\x01", b""])
-def test_a_port_that_does_not_speak_http(first: bytes) -> None:
+@pytest.mark.parametrize("first", [b"\xff\x00\x00\x00\x00\x00\x00\x00\x01\x7f\x03\x01", b"", None])
+def test_a_port_that_does_not_speak_http(first: bytes | None) -> None:
     with greeting(first) as url, pytest.raises(UsageError, match="not an inference server"):
         asyncio.run(discover(build("t", [("proxy", url)])))
 
