@@ -33,7 +33,7 @@ left less life lift like line link list live load loan lock logo long look lord 
 make male many mark mass meal mean meat meet menu mere mile milk mill mind mine miss mode mood moon more most move much
 must name navy near neck need news next nice nine none nose note okay once only onto open oral over pace pack page paid
 """
-_WORDS = _TEXT.split()
+WORDS = tuple(dict.fromkeys(_TEXT.split()))
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,18 +85,23 @@ def _id_table(vocab_size: int) -> NDArray[np.bytes_]:
 
 def ids_json(ids: NDArray[np.int64], vocab_size: int) -> bytes:
     """The ids as a JSON array; short numbers carry leading blanks, which JSON allows."""
-    return b"[" + _id_table(vocab_size)[ids].tobytes()[:-1] + b"]"
+    text: bytes = _id_table(vocab_size)[ids].tobytes()
+    return b"[" + text[:-1] + b"]"
 
 
 @lru_cache(maxsize=1)
 def _word_table() -> NDArray[np.bytes_]:
-    return np.array([f"{word} " for word in _WORDS], dtype="S5")
+    return np.array([f"{word} " for word in WORDS], dtype="S5")
 
 
 def text_json(seed: int, index: int, words: int) -> bytes:
-    """`words` random words as a JSON string."""
-    chosen = _generator(seed, index).integers(0, len(_WORDS), words)
-    return b'"' + _word_table()[chosen].tobytes()[:-1] + b'"'
+    """`words` random words as a JSON string: the whole list shuffled, again and again, so that prompts of one length
+    differ little in tokens."""
+    rng = _generator(seed, index)
+    rounds = -(-words // len(WORDS))
+    chosen = np.concatenate([rng.permutation(len(WORDS)) for _ in range(rounds)])[:words]
+    text: bytes = _word_table()[chosen].tobytes()
+    return b'"' + text[:-1] + b'"'
 
 
 def prompt_source(

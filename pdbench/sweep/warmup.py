@@ -15,14 +15,14 @@ from pdbench.run import RequestRow
 from pdbench.sweep.client import open_session, send
 from pdbench.sweep.drive import through_proxy
 from pdbench.sweep.plan import Cell, Plan
-from pdbench.sweep.prompts import ChatCalibration, calibrate, ids_json, text_json, token_ids
+from pdbench.sweep.prompts import WORDS, ChatCalibration, calibrate, ids_json, text_json, token_ids
 from pdbench.sweep.rows import CellContext, read_row
 
 DEADLINE_S = 120.0  # of one warm-up request: the first one may compile kernels and shake hands
 ROUNDS = 2  # requests per prefill x decode pair: round robin meets each pair once in P*D, the second pass is the spare
 _PROMPT_LEN = 32
 _OUTPUT_LEN = 2
-_FEW_WORDS, _MANY_WORDS = 64, 320
+_FEW_WORDS, _MANY_WORDS = 8, len(WORDS)  # every word once: their exact mean, but for the few
 _SEED_SALT = 0x5EED  # warm-up prompts are never those of a cell
 
 
@@ -97,6 +97,11 @@ def refusal(row: RequestRow, deployment: Deployment) -> PdbenchError:
             return UsageError(
                 f"{url} refuses the credentials (HTTP {row.http_status}): {said}",
                 "Set PDBENCH_API_KEY, or --api-key-env / --api-key-file.",
+            )
+        case "http-404" if "model" not in said.lower():
+            return UsageError(
+                f"{url} knows no such address (HTTP 404): {said}",
+                "Is this the server that takes clients' requests? An engine behind a router may not.",
             )
         case "http-404":
             return UsageError(

@@ -7,14 +7,19 @@ import json
 import os
 import resource
 import signal
+import subprocess
+import sys
 from itertools import pairwise
+from pathlib import Path
 
 import numpy as np
+import psutil
 import pytest
 from one_cell import closed_cell, measure, open_cell, plan_for
 
 from pdbench.deployment import build
 from pdbench.errors import PdbenchError, StorageError
+from pdbench.run import Run
 from pdbench.sweep.cell import cell_offsets, cell_requests
 from pdbench.sweep.plan import Plan, grid
 
@@ -175,3 +180,40 @@ def test_gaps_are_those_of_the_named_process(ground_truth, tmp_path):
     sent = sorted(row.sent_s for row in outcome.rows)
     gaps = np.array([b - a for a, b in pairwise(sent)])
     assert gaps.std() / gaps.mean() == pytest.approx(0.5, abs=0.15)
+
+
+PARENT = """
+import asyncio, sys
+from pathlib import Path
+sys.path.insert(0, sys.argv[1])
+from one_cell import GroundTruth, measure, open_cell, plan_for
+
+async def tell(recorder, stop, rows):
+    while len(rows) < 5:
+        await asyncio.sleep(0.01)
+    print(recorder.pid, flush=True)
+    await asyncio.sleep(60)
+
+server = GroundTruth(int(sys.argv[2]), Path())
+measure(Path(sys.argv[3]), server.deployment(), plan_for(open_cell(rate=40), num_prompts=4000), meddle=tell)
+"""
+
+
+def test_the_recorder_ends_when_its_parent_is_killed_and_what_it_was_given_is_on_disk(quick_server, tmp_path):
+    place = str(Path(__file__).parent)
+    parent = subprocess.Popen(
+        [sys.executable, "-c", PARENT, place, str(quick_server.port), str(tmp_path)], stdout=subprocess.PIPE
+    )
+    assert parent.stdout is not None
+    with parent:
+        recorder = psutil.Process(int(parent.stdout.readline()))
+        parent.kill()
+    recorder.wait(timeout=10)
+    table = Run.open(tmp_path / "run").table("requests")
+    assert len(table) >= 5 and set(table["status"]) == {"ok"}
+
+
+def test_the_recorder_starts_light():
+    program = "import sys, pdbench.sweep.recorder_process; print(*sys.modules)"
+    loaded = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout.split()
+    assert not {"numpy", "pandas", "pyarrow", "aiohttp", "typer", "rich"} & set(loaded)

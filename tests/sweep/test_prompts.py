@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 
 import numpy as np
 import pytest
@@ -10,6 +11,7 @@ import pytest
 from pdbench.errors import UsageError
 from pdbench.sweep.prompts import (
     FIRST_ID,
+    WORDS,
     ChatCalibration,
     calibrate,
     ids_json,
@@ -48,6 +50,8 @@ def test_text_is_one_json_string_of_words():
     text = json.loads(text_json(1, 1, 300))
     assert len(text.split(" ")) == 300 and text.isascii()
     assert text != json.loads(text_json(1, 2, 300))
+    counts = Counter(json.loads(text_json(1, 1, 2 * len(WORDS))).split(" "))
+    assert set(counts.values()) == {2} and len(counts) == len(WORDS)
 
 
 def test_calibration_finds_template_and_words():

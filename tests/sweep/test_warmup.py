@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
+from dataclasses import replace
 
 import pytest
 from one_cell import open_cell, plan_for
@@ -44,7 +45,7 @@ def test_chat_is_calibrated(quick_server):
     [
         ("status:401", UsageError, "refuses the credentials", "PDBENCH_API_KEY"),
         ("status:403", UsageError, "refuses the credentials", "PDBENCH_API_KEY"),
-        ("status:404", UsageError, "does not serve the model", "/v1/models"),
+        ("status:404", UsageError, "knows no such address", "takes clients' requests"),
         ("status:400", UsageError, "refuses a prompt of 16 tokens", ""),
         ("status:500", Unreachable, "http-500", "prompt-lens"),
         ("status:503", Unreachable, "turns requests away", ""),
@@ -71,15 +72,15 @@ def test_nobody_there():
 
 
 @pytest.mark.parametrize(
-    ("said", "hint"),
+    ("status", "said", "hint"),
     [
-        ("Token id 3999 is out of vocabulary", "--vocab-size"),
-        ("This model's maximum context length is 8192 tokens", "--prompt-lens"),
+        (404, "The model `m` does not exist.", "/v1/models"),
+        (400, "Token id 3999 is out of vocabulary", "--vocab-size"),
+        (400, "This model's maximum context length is 8192 tokens", "--prompt-lens"),
     ],
 )
-def test_hints_for_what_servers_refuse(said, hint):
-    row = RequestRow(
-        0, 0, "default", "id", "default", 0, 0.0, prompt_len=9000, http_status=400, error_kind="http-400", error=said
-    )
+def test_hints_for_what_servers_refuse(status, said, hint):
+    row = RequestRow(0, 0, "default", "id", "default", 0, 0.0, prompt_len=9000, http_status=status, error=said)
+    row = replace(row, error_kind=f"http-{status}")
     error = refusal(row, build("default", [("proxy", "127.0.0.1:1")], model="m"))
     assert isinstance(error, UsageError) and hint in error.hint
