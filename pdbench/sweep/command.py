@@ -168,6 +168,7 @@ def _new_run(out: Path | None, deployments: list[Deployment], plan: Plan) -> Run
     """The run directory, made when everything that can be refused has been."""
     import platform
 
+    from pdbench.probe.discover import notes
     from pdbench.run import Run
 
     path = out or Path("runs") / time.strftime("%Y%m%d-%H%M%S")
@@ -181,13 +182,9 @@ def _new_run(out: Path | None, deployments: list[Deployment], plan: Plan) -> Run
             "host": {"python": platform.python_version(), "platform": platform.platform(), "cpus": os.cpu_count()},
             "deployments": [deployment.document() for deployment in deployments],
             "plan": plan.document(),
-            "notes": [note for deployment in deployments for note in _notes(deployment)],
+            "notes": [note for deployment in deployments for note in notes(deployment)],
         },
     )
-
-
-def _notes(deployment: Deployment) -> list[str]:
-    return [f"{server.name}: {note}" for server in deployment.servers if server.facts for note in server.facts.notes]
 
 
 def _resumed(
@@ -221,9 +218,12 @@ async def _carry_out(
     from pdbench.probe.discover import discover
     from pdbench.sweep.live import Live
     from pdbench.sweep.measure import measure
+    from pdbench.sweep.plan import refuse_what_does_not_fit
     from pdbench.sweep.warmup import warm_up
 
     known = {deployment.target: await discover(deployment) for deployment in deployments}
+    for deployment in known.values():
+        refuse_what_does_not_fit(plan, deployment)
     chat = {target: await warm_up(deployment, plan) for target, deployment in known.items()}
     run = run or _new_run(out, list(known.values()), plan)
     stop = asyncio.Event()

@@ -135,7 +135,7 @@ async def _settle(sampler: Sampler, stop: asyncio.Event) -> None:
     while not stop.is_set() and loop.time() < limit:
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(stop.wait(), wait_s)
-        busy = [(one.get("running") or 0) + (one.get("waiting") or 0) for one in sampler.latest().values()]
+        busy = [(one.get("running") or 0) + (one.get("waiting") or 0) for one in sampler.latest().values() if one["up"]]
         if not any(busy):
             return
         wait_s = 0.1

@@ -8,6 +8,9 @@ from typing import Any
 
 import numpy as np
 
+from pdbench.deployment import Deployment
+from pdbench.errors import UsageError
+
 DEFAULT_DURATION_S = 60.0
 
 
@@ -63,6 +66,23 @@ class Plan:
     def document(self) -> dict[str, Any]:
         """The plan as stored in run.json."""
         return {**asdict(self), "cells": [{**asdict(cell), "loop": cell.loop} for cell in self.cells]}
+
+
+def refuse_what_does_not_fit(plan: Plan, deployment: Deployment) -> None:
+    """Raise UsageError when a cell's prompt and answer are longer than a server's context.
+
+    Servers differ in what they do then: an error, or, for the answer's part, silently fewer tokens.
+    """
+    limits = [
+        server.facts.max_model_len for server in deployment.servers if server.facts and server.facts.max_model_len
+    ]
+    longest = max(plan.cells, key=lambda cell: cell.prompt_len + cell.output_len)
+    if limits and longest.prompt_len + longest.output_len > min(limits):
+        raise UsageError(
+            f"a prompt of {longest.prompt_len} and an answer of {longest.output_len} tokens do not fit into "
+            f"max_model_len {min(limits)}.",
+            "Choose smaller --prompt-lens or --output-len, or start the servers with a larger --max-model-len.",
+        )
 
 
 def _place(cell: Cell) -> tuple[Any, ...]:
