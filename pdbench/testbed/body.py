@@ -66,6 +66,9 @@ def parse(body: object, chat: bool, request_id: str, settings: Settings) -> Body
         raise bad_request(f"max_tokens must be at least 1, got {asked}.", "max_tokens")
     max_tokens = min(asked or default, limit - len(tokens))  # vLLM shortens silently, and so does this
     options = body.get("stream_options") or {}
+    kv = body.get("kv_transfer_params") or {}
+    if not isinstance(options, dict) or not isinstance(kv, dict):
+        raise bad_request("stream_options and kv_transfer_params must be JSON objects.")
     output_tokens, finish = max_tokens, "length"
     if not body.get("ignore_eos"):
         drawn = max(_drawn_length(request_id, settings.eos_mean_tokens), int(body.get("min_tokens") or 0))
@@ -79,7 +82,7 @@ def parse(body: object, chat: bool, request_id: str, settings: Settings) -> Body
         stream=bool(body.get("stream")),
         include_usage=bool(options.get("include_usage")),
         continuous_usage=bool(options.get("continuous_usage_stats")),
-        kv=body.get("kv_transfer_params") or {},
+        kv=kv,
     )
 
 

@@ -9,6 +9,7 @@ import asyncio
 import contextlib
 import ctypes
 import errno
+import functools
 import json
 import os
 import select
@@ -47,19 +48,20 @@ class Group:
         self.settings = settings
         self.pids: dict[str, int] = {}
         self._mine, self._theirs = socket.socketpair()
-        self._sockets: dict[str, tuple[socket.socket, socket.socket | None]] = {}
+        self._sockets: dict[str, list[socket.socket]] = {}
 
     def place(self, role: str, index: int, first_port: int, transfer: str) -> Place:
-        """Open the ports of one engine server."""
+        """Open the ports of one engine server: HTTP, and on prefill the one for handoffs."""
         host = self.settings.host
-        http = _listen(host, first_port + index if first_port else 0, f"{role}-port")
-        side = _listen(host, 0, "port") if role == "prefill" else None
-        side_port = side.getsockname()[1] if side else 0
-        made = Place(role, index, host, http.getsockname()[1], side_port, transfer)
-        self._sockets[made.name] = (http, side)
+        opened = [_listen(host, first_port + index if first_port else 0, f"{role}-port")]
+        if role == "prefill":
+            opened.append(_listen(host, 0, "port"))
+        ports = [sock.getsockname()[1] for sock in opened]
+        made = Place(role, index, host, ports[0], ports[-1] if role == "prefill" else 0, transfer)
+        self._sockets[made.name] = opened
         return made
 
-    def fork(self, name: str, main: Callable[[int], Coroutine[Any, Any, None]]) -> None:
+    def fork(self, name: str, main: Callable[[list[socket.socket], int], Coroutine[Any, Any, None]]) -> None:
         """Start one server; Ctrl-C of the terminal is left to the parent, and the death of this process ends it."""
         parent = os.getpid()
         pid = os.fork()
@@ -68,12 +70,19 @@ class Group:
             return
         with contextlib.suppress(OSError, AttributeError):  # elsewhere than on Linux the group's end still ends it
             ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-        os.close(0)
         if os.getppid() != parent:
             os._exit(1)
+        os.dup2(os.open(os.devnull, os.O_RDONLY), 0)  # only the group may watch the parent's pipe
+        self._close_all_but(name)
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            runner.run(main(self._theirs.fileno()))
+            runner.run(main(self._sockets[name], self._theirs.fileno()))
         os._exit(0)
+
+    def _close_all_but(self, name: str) -> None:
+        """A port must stop answering when its owner dies, so nobody else may hold it."""
+        for owner, opened in self._sockets.items():
+            for sock in opened if owner != name else ():
+                sock.close()
 
     def start(self) -> dict[str, Any]:
         """Open, fork, wait until all answer; returns what the parent is told."""
@@ -86,11 +95,12 @@ class Group:
             decodes = [self.place("decode", i, s.decode_port, s.decode_mode or s.mode) for i in range(s.decodes)]
             places = prefills + decodes
             front = _listen(s.host, s.proxy_port, "proxy-port")
+            self._sockets["proxy"] = [front]
             told["proxy_url"] = f"http://{s.host}:{front.getsockname()[1]}"
-            self.fork("proxy", lambda ready: proxy.serve(s, prefills, decodes, front, ready))
+            self.fork("proxy", lambda opened, ready: proxy.serve(s, prefills, decodes, opened[0], ready))
         for made in places:
-            http, side = self._sockets[made.name]
-            self.fork(made.name, lambda ready, p=made, h=http, x=side: server.serve(s, p, h, x, ready))  # type: ignore[misc]
+            self.fork(made.name, functools.partial(server.serve, s, made))
+        self._close_all_but("")
         for role, key in (("prefill", "prefill_urls"), ("decode", "decode_urls"), ("colocated", "server_urls")):
             told[key] = [made.url for made in places if made.role == role]
         told["pids"] = self.pids

@@ -223,7 +223,7 @@ async def serve(
 ) -> None:
     """Run the proxy on a socket that already listens; write one byte to `ready` when it answers."""
     proxy = Proxy(settings, prefills, decodes, TruthLog(settings.log, "proxy", "proxy"))
-    runner = web.AppRunner(proxy.app(), access_log=None, handler_cancellation=True)
+    runner = web.AppRunner(proxy.app(), access_log=None, handler_cancellation=True, keepalive_timeout=3600)
     await runner.setup()
     await web.SockSite(runner, http).start()
     os.write(ready, b".")

@@ -216,15 +216,15 @@ class Server:
         self.metrics.observe("vllm:e2e_request_latency_seconds", now - request.stamps["received"])
 
 
-async def serve(settings: Settings, place: Place, http: socket.socket, side: socket.socket | None, ready: int) -> None:
+async def serve(settings: Settings, place: Place, listening: list[socket.socket], ready: int) -> None:
     """Run one engine server on sockets that already listen; write one byte to `ready` when it answers."""
     server = Server(settings, place, TruthLog(settings.log, place.name, place.role))
-    runner = web.AppRunner(server.app(), access_log=None, handler_cancellation=True)
+    runner = web.AppRunner(server.app(), access_log=None, handler_cancellation=True, keepalive_timeout=3600)
     await runner.setup()
-    await web.SockSite(runner, http).start()
+    await web.SockSite(runner, listening[0]).start()
     jobs = [drive(server.engine, server.alarm, server.stall, server.log.write)]
-    if server.keep is not None and side is not None:
-        await asyncio.start_server(server.keep.serve, sock=side)
+    if server.keep is not None:
+        await asyncio.start_server(server.keep.serve, sock=listening[1])
         jobs.append(server.keep.watch_leases())
     if server.fetch is not None:
         jobs.append(server.fetch.send_heartbeats())
