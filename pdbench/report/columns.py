@@ -97,17 +97,21 @@ def _lay_out(
 def percentile_with_doubt(quantile: str, metric: str) -> tuple[Text, Text]:
     """The percentile and how far its interval reaches; then the percentile alone. Too few requests are said."""
 
-    def alone(cell: CellSummary) -> str:
+    def too_few(cell: CellSummary) -> tuple[str, int] | None:
+        """What the cell can say all the same, a bound from below, and how many requests the percentile needs."""
         needed = needed_requests(cell, quantile, metric)
-        value = statistic(cell, quantile, metric)
-        return f"n<{needed}" if value is None and needed is not None else number(value)
+        low, _ = interval(cell, quantile, metric)
+        return None if needed is None else ("" if low is None else f">{number(low)}", needed)
+
+    def alone(cell: CellSummary) -> str:
+        few = too_few(cell)
+        return number(statistic(cell, quantile, metric)) if few is None else few[0] or f"n<{few[1]}"
 
     def doubted(cell: CellSummary) -> str:
         value = statistic(cell, quantile, metric)
-        if value is None:
-            needed = needed_requests(cell, quantile, metric)
-            return NOT_MEASURED if needed is None else f"needs {needed}"
-        return number(value) + _reach(value, *interval(cell, quantile, metric))
+        if few := too_few(cell):
+            return f"{few[0]} needs {few[1]}".strip()
+        return NOT_MEASURED if value is None else number(value) + _reach(value, *interval(cell, quantile, metric))
 
     return doubted, alone
 
@@ -148,7 +152,7 @@ def _dig(cell: CellSummary, path: Sequence[str]) -> float | None:
 def _pair(first: Sequence[str], second: Sequence[str], write: Callable[[float | None], str] = short) -> Text:
     def text(cell: CellSummary) -> str:
         a, b = _dig(cell, first), _dig(cell, second)
-        return NOT_MEASURED if a is None and b is None else f"{write(a)}/{write(b)}"
+        return NOT_MEASURED if a is None and b is None else f"{write(a)}/{short(b)}"
 
     return text
 
@@ -185,10 +189,10 @@ NUMBERS = (
     Column(("E2EL", "p99"), percentile_with_doubt("p99", "e2el")[1:], 14),
     Column(("good", "req/s"), (_value("request_goodput"),), 4),
     Column(("slots", "need/have"), (_slots,), 2),
-    Column(("waiting", "mean/max"), (_pair(("waiting_mean",), ("waiting_max",)),), 5),
+    Column(("waiting", "mean/max"), (_pair(("waiting_mean",), ("waiting_max",), tenths),), 5),
     Column(
         ("prefill wait", "mean/max"),
-        (_pair(("servers", "prefill", "waiting_mean"), ("servers", "prefill", "waiting_max")),),
+        (_pair(("servers", "prefill", "waiting_mean"), ("servers", "prefill", "waiting_max"), tenths),),
         12,
     ),
     Column(("decode KV", "max"), (lambda cell: _share(cell, ("servers", "decode", "kv_cache_usage_max")),), 16),

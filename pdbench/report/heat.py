@@ -23,15 +23,20 @@ class Field:
 Reading = Callable[[CellSummary], Field | None]
 
 
-def ttft_p99(cells: Sequence[CellSummary]) -> Reading:
-    scale = _log_scale([wording.statistic(cell, "p99", "ttft") for cell in cells])
+def ttft(cells: Sequence[CellSummary]) -> Reading:
+    quantile = wording.highest_percentile(cells, "ttft")
+    scale = _log_scale([wording.statistic(cell, quantile, "ttft") for cell in cells])
 
     def read(cell: CellSummary) -> Field | None:
-        value = wording.statistic(cell, "p99", "ttft")
-        needed = wording.needed_requests(cell, "p99", "ttft")
+        value = wording.statistic(cell, quantile, "ttft")
+        needed = wording.needed_requests(cell, quantile, "ttft")
+        low, high = wording.interval(cell, quantile, "ttft")
         if value is None:
-            return None if needed is None else Field(f"needs {needed}", None, "requests")
-        low, high = wording.interval(cell, "p99", "ttft")
+            return (
+                None
+                if needed is None
+                else Field(f"needs {needed}", None, f"above {number(low)}" if low else "requests")
+            )
         known = low is not None or high is not None
         doubt = f"{number(low)} to {'?' if high is None else number(high)}" if known else ""
         return Field(number(value), scale(value), doubt)
@@ -79,7 +84,7 @@ def _log_scale(values: Sequence[float | None]) -> Callable[[float], float]:
 
 
 MAPS: dict[str, tuple[str, Callable[[Sequence[CellSummary]], Reading]]] = {
-    "heat latency": ("TTFT p99, ms", ttft_p99),
+    "heat latency": ("TTFT {percentile}, ms", ttft),
     "heat wait": ("Decode waiting, mean requests", waiting),
     "heat slots": ("Decode slots needed, against available", slots),
 }
@@ -93,6 +98,7 @@ def maps(cells: Sequence[CellSummary]) -> Markup:
     parts: list[Child] = []
     for kind, (title, reading) in MAPS.items():
         read, drawn = reading(cells), []
+        title = title.format(percentile=wording.highest_percentile(cells, "ttft"))
         for (target, output, _), group in groups.items():
             names = [clean(target, 60)] if len({key[0] for key in groups}) > 1 else []
             names += [f"{output} output tokens"] if len({key[1] for key in groups}) > 1 else []

@@ -20,7 +20,7 @@ def render_html(summary: Summary, run: Run) -> str:
     drawn: list[Figure] = []
     body = [tag("h2", "Verdict", id="verdict", class_="seen-by-few"), *_verdict(summary, run)]
     body += [_section(identity, title, parts) for identity, title, parts in _sections(summary, run, drawn)]
-    return _page(summary, body, drawn)
+    return _page(summary, body, drawn, _subtitle(summary, run))
 
 
 def _sections(summary: Summary, run: Run, drawn: list[Figure]) -> list[tuple[str, str, list[Child]]]:
@@ -51,7 +51,7 @@ def _verdict(summary: Summary, run: Run) -> list[Markup]:
     tone = "void" if bad and bad == len(cells) else "warn" if bad or "warn" in marks else "ok"
     counted = ", ".join(f"{marks.count(kind)} {word}" for kind, word in tables.MARK_WORDS.items() if kind in marks)
     size = "1 cell" if len(cells) == 1 else f"{len(cells)} cells"
-    said = clean(summary.get("verdict") or f"{size}: {counted}.") if cells else "No cell was measured."
+    said = (wording.sentence(summary) or f"{size}: {counted}.") if cells else "No cell was measured."
     several = len(wording.targets(summary)) > 1
     parts: list[Child] = [tag("p", said, class_="sentence")]
     if summary.get("simulated"):
@@ -63,7 +63,7 @@ def _verdict(summary: Summary, run: Run) -> list[Markup]:
                 class_="banner",
             )
         )
-    if run.document.get("interrupted"):
+    if summary.get("interrupted") or run.document.get("interrupted"):
         planned = len((run.document.get("plan") or {}).get("cells") or [])
         of = f" of {planned}" if planned else ""
         parts.append(
@@ -90,7 +90,7 @@ def _verdict(summary: Summary, run: Run) -> list[Markup]:
 
 
 def _spoken(cell: CellSummary, several: bool) -> Markup:
-    said = clean(cell.get("verdict") or wording.void_codes(cell))
+    said = wording.cell_sentence(cell) or wording.void_codes(cell)
     causes = ", ".join(dict.fromkeys(clean(cause.get("cause", "?"), 40) for cause in cell.get("diagnosis") or []))
     name = tag("b", f"{tables.identity(cell)} {place(cell, target=several)}")
     return tag(
@@ -107,7 +107,7 @@ def _legend(cells: Sequence[CellSummary]) -> Markup:
     words = "Hatched fields are void: their latencies are no result. The stronger a colour, the more. "
     words += "Slots: blue below what is available, orange above; needed = asked rate \u00d7 output tokens \u00d7 TPOT. "
     words += "\u00b1 is the reach of a 95% interval, +? means that the sample does not bound it from above, "
-    words += "\u201cneeds N\u201d that too few requests carry the percentile."
+    words += "\u201cneeds N\u201d that too few requests carry the percentile; then >x is where its 95% interval begins."
     return tag("p", words, class_="note")
 
 
@@ -131,7 +131,9 @@ def _split(cells: Sequence[CellSummary], several: bool, drawn: list[Figure]) -> 
         return [_missing("the parts of TTFT: no metrics page of prefill or decode was scraped")]
     note = "Means add, percentiles do not: this is the mean. Hatched bars belong to void cells; "
     note += "crossed grey is what no measured part explains, left of zero where parts overlap."
-    return [_figure(figure, drawn), tag("p", note, class_="note"), tables.split(cells)]
+    remarks = dict.fromkeys(clean(remark) for cell in cells for remark in cell.get("ttft_split_notes") or [])
+    said = tag("ul", [tag("li", remark) for remark in remarks], class_="note") if remarks else None
+    return [_figure(figure, drawn), tag("p", note, class_="note"), said, tables.split(cells)]
 
 
 def _latency(cells: Sequence[CellSummary], drawn: list[Figure]) -> list[Child]:
@@ -182,7 +184,7 @@ def _terms() -> Markup:
     return tag("details", tag("summary", "What the words mean"), tables.definitions(_TERMS))
 
 
-def _page(summary: Summary, body: Sequence[Child], drawn: Sequence[Figure]) -> str:
+def _page(summary: Summary, body: Sequence[Child], drawn: Sequence[Figure], subtitle: str) -> str:
     names = ", ".join(clean(name, 60) for name in wording.targets(summary)) or "no target"
     simulated = "SIMULATED \u00b7 " if summary.get("simulated") else ""
     title = f"{simulated}pdbench \u00b7 {names}"
@@ -201,7 +203,7 @@ def _page(summary: Summary, body: Sequence[Child], drawn: Sequence[Figure]) -> s
     top = tag(
         "header",
         tag("h1", tag("span", "pdbench", class_="brand"), " ", names),
-        tag("p", _subtitle(summary), class_="note"),
+        tag("p", subtitle, class_="note"),
     )
     whole = tag(
         "body", tag("a", "Skip to the verdict", href="#verdict", class_="skip"), top, tag("main", body), scripts
@@ -209,10 +211,14 @@ def _page(summary: Summary, body: Sequence[Child], drawn: Sequence[Figure]) -> s
     return f'<!doctype html>\n<html lang="en">{joined([head, whole])}</html>\n'
 
 
-def _subtitle(summary: Summary) -> str:
-    when = measured.moment(summary.get("created_unix_s"))
+def _subtitle(summary: Summary, run: Run) -> str:
+    """What was measured, when, and how much of it."""
+    about: dict[str, None] = {}
+    for deployment in run.document.get("deployments") or []:
+        about |= dict.fromkeys(clean(deployment[key], 80) for key in ("model", "mode") if deployment.get(key))
     count = len(summary.get("cells") or [])
-    return " \u00b7 ".join(filter(None, [when, f"{count} {'cell' if count == 1 else 'cells'}"]))
+    when = measured.moment(summary.get("created_unix_s"))
+    return " \u00b7 ".join(filter(None, [*about, when, f"{count} {'cell' if count == 1 else 'cells'}"]))
 
 
 def _part(name: str) -> str:

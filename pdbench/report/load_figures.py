@@ -15,7 +15,6 @@ PART_COLOURS = {part: f"var(--part-{i})" for i, part in enumerate(wording.SPLIT_
 SYMBOLS = ("circle", "square", "diamond", "triangle-up", "x", "star", "triangle-down")
 DASHES = ("solid", "dash", "dot", "dashdot")
 LINE_COLOURS = 7
-LATENCIES = (("p50", "ttft", "TTFT median"), ("p99", "ttft", "TTFT p99"), ("p50", "tpot", "TPOT median"))
 
 
 def tick(cell: CellSummary, several_targets: bool) -> str:
@@ -71,19 +70,28 @@ def split_figure(cells: Sequence[CellSummary], several_targets: bool) -> Figure 
 
 
 def latency_figures(cells: Sequence[CellSummary]) -> list[Figure]:
-    """TTFT (median, p99) and TPOT against the load, one line a prompt length; void cells hollow and off the line."""
-    return [figure for panel in LATENCIES if (figure := _latency(cells, *panel)) is not None]
+    """TTFT and TPOT against the load, one line a prompt length; void cells hollow and off the line."""
+    top = wording.highest_percentile(cells, "ttft")
+    panels = dict.fromkeys((("p50", "ttft"), (top, "ttft"), ("p50", "tpot")))
+    return [figure for quantile, metric in panels if (figure := _latency(cells, quantile, metric)) is not None]
 
 
-def _latency(cells: Sequence[CellSummary], quantile: str, metric: str, title: str) -> Figure | None:
+def _latency(cells: Sequence[CellSummary], quantile: str, metric: str) -> Figure | None:
+    title = f"{metric.upper()} {'median' if quantile == 'p50' else quantile}"
     found = groups(cells)
     traces = [t for i, group in enumerate(found) for t in _lines(found[group], group, list(found), quantile, metric, i)]
     values = [value for trace in traces for value in trace.y]
     if not values:
         return None
+    above = (
+        ""
+        if quantile != wording.highest_percentile(cells, metric) or quantile == "p99"
+        else _no_higher(cells, quantile)
+    )
     few = sum(wording.needed_requests(cell, quantile, metric) is not None for cell in cells)
     missing = len(cells) - len(values) - few
-    notes = [f"Too few requests for this percentile in {few} of {len(cells)} cells."] if few else []
+    notes = [above] if above else []
+    notes += [f"Too few requests for this percentile in {few} of {len(cells)} cells."] if few else []
     notes += [f"Not measured in {missing} of {len(cells)} cells."] if missing > 0 else []
     axis: dict[str, Any] = {"rangemode": "tozero", "tickformat": ",~f"}
     if min(values) > 0 and max(values) > 20 * min(values):
@@ -93,6 +101,11 @@ def _latency(cells: Sequence[CellSummary], quantile: str, metric: str, title: st
     made = document(traces, height=height, showlegend=len(found) > 1, xaxis=load_axis(cells), yaxis=axis)
     spoken = f"{title} in ms against the load; {len(found)} lines by prompt length, {len(values)} cells."
     return Figure(title, spoken, made, " ".join(notes))
+
+
+def _no_higher(cells: Sequence[CellSummary], quantile: str) -> str:
+    needs = [n for cell in cells if (n := wording.needed_requests(cell, "p99", "ttft")) is not None]
+    return f"No cell has enough requests for p99 (it takes {min(needs)})." if needs and quantile != "p50" else ""
 
 
 def _lines(

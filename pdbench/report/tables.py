@@ -107,7 +107,7 @@ def _card(cause: str, advice: str, found: Sequence[tuple[CellSummary, dict[str, 
     for cell, record in sorted(found, key=lambda pair: -(_share(pair[1]) or 0)):
         share = _share(record)
         where = tag("span", f"{identity(cell)} {place(cell, target=several)}", class_="where")
-        said = f" {wording.percent(share)} of TTFT. " if share is not None else " "
+        said = f" {wording.percent(share)} of TTFT: " if share is not None else " "
         rows.append(tag("li", where, said, listed(record.get("evidence", ""))))
     confirm = next((listed(record["confirm"]) for _, record in found if record.get("confirm")), "")
     parts: list[Child] = [tag("h3", cause), tag("ul", rows[:6])]

@@ -15,15 +15,20 @@ from pdbench.report.columns import NUMBERS, Layout, arrange, reach_of, split_col
 from pdbench.report.wording import (
     CellSummary,
     Summary,
+    cell_sentence,
     clean,
     flags,
     listed,
     load_unit,
     loop,
+    needed_requests,
+    new_advice,
     part_name,
     percent,
     place,
+    sentence,
     split,
+    statistic,
     targets,
     tenths,
     verdict_mark,
@@ -42,7 +47,7 @@ def print_summary(summary: Summary, console: Console) -> None:
     width = console.width
     with console.capture() as capture:
         console.print(final_table(summary, width))
-    text = re.sub(r" +$", "", capture.get(), flags=re.MULTILINE)
+    text = re.sub(r" +((?:\x1b\[[0-9;]*m)*)$", r"\1", capture.get(), flags=re.MULTILINE)
     try:
         text.encode(console.encoding or "utf-8")
     except (UnicodeEncodeError, LookupError):
@@ -67,31 +72,31 @@ def _verdict(summary: Summary, cells: Sequence[CellSummary]) -> Iterator[Rendera
     if any(loop(cell) == "closed" for cell in cells):
         yield Text("Closed loop: each stream waits for its answer, so the load gives way where servers slow down.")
     void = sum(verdict_mark(cell) == "void" for cell in cells)
-    said = summary.get("verdict") or (
-        f"{void} of {len(cells)} cells are void."
-        if void
-        else f"{len(cells)} {'cell' if len(cells) == 1 else 'cells'} measured."
-    )
-    yield Text(clean(said) if cells else "No cell was measured.", style="bold")
+    counted = f"{void} of {len(cells)} cells are void." if void else f"{len(cells)} cells measured."
+    said = sentence(summary) or ("1 cell measured." if len(cells) == 1 else counted)
+    yield Text(said if cells else "No cell was measured.", style="bold")
     spoken = [cell for cell in cells if verdict_mark(cell) in ("void", "none") or cell.get("diagnosis")]
     for cell in spoken[:SPOKEN_CELLS]:
-        yield from _cell_verdict(cell, len(targets(summary)) > 1)
+        yield from _cell_verdict(cell, len(targets(summary)) > 1, said)
     if len(spoken) > SPOKEN_CELLS:
-        yield Text(f"  ... and {len(spoken) - SPOKEN_CELLS} more cells like these: see report.html")
+        yield Text(f"... and {len(spoken) - SPOKEN_CELLS} more cells like these: see report.html")
 
 
-def _cell_verdict(cell: CellSummary, target: bool) -> Iterator[RenderableType]:
+def _cell_verdict(cell: CellSummary, target: bool, run_verdict: str) -> Iterator[RenderableType]:
+    """One line for a cell; a void one also gets the evidence of its causes."""
     mark = verdict_mark(cell)
     none = "no request was answered" if cell.get("completed") == 0 else "nothing was measured"
-    said = cell.get("verdict") or (void_codes(cell) if mark == "void" else none if mark == "none" else "")
-    line = Text.assemble((place(cell, target=target), "bold"), f": {clean(said)}" if said else "")
+    said = cell_sentence(cell) or (void_codes(cell) if mark == "void" else none if mark == "none" else "")
+    if said in run_verdict:
+        said = void_codes(cell) if mark == "void" else ""
+    line = Text.assemble((place(cell, target=target), "bold"), f": {said}" if said else "")
     yield _hanging(Text(MARK_TEXT[mark], style=MARK_STYLE[mark]), line)
-    for cause in (cell.get("diagnosis") or [])[:2]:
+    for cause in (cell.get("diagnosis") or [])[:2] if mark in ("void", "none") or not said else []:
         share = cause.get("share")
         head = clean(cause.get("cause", "?"), 40) + (f" ({percent(share)} of TTFT)" if share is not None else "")
         yield _hanging(Text(), Text(f"{head}: {listed(cause.get('evidence', ''))}"))
-        if cause.get("advice"):
-            yield _hanging(Text(), Text.assemble(("-> ", "bold"), listed(cause["advice"])))
+        if advice := new_advice(cause, f"{run_verdict} {clean(cell.get('verdict') or '', 2000)}"):
+            yield _hanging(Text(), Text.assemble(("-> ", "bold"), advice))
 
 
 def _hanging(mark: Text, line: Text) -> Table:
@@ -147,19 +152,26 @@ def _legend(layout: Layout, cells: Sequence[CellSummary]) -> Iterator[Renderable
         notes.append("\N{PLUS-MINUS SIGN}: reach of the 95% interval")
     if any(text.endswith("+?") for text in written):
         notes.append("+?: too few requests to bound it from above")
-    if any(text.startswith(("n<", "needs ")) for text in written):
-        notes.append("n<N, needs N: too few requests for this percentile, it takes N")
+    if any(text.startswith((">", "n<", "needs ")) for text in written):
+        asks = ", ".join(
+            sorted({f"{q} takes {n}" for cell in cells for q in ("p99", "p90", "p50") if (n := _asks(cell, q))})
+        )
+        notes.append(f">: too few requests for this percentile ({asks}); here its 95% interval begins")
     if any(layout.heads[i][0] == "slots" for i in range(len(layout.heads))):
         notes.append("slots: needed by the load / available")
     notes += [
         f"{name}: {reach_of(quantile, metric, cells)}"
         for name, quantile, metric in _DOUBTED
-        if name in layout.shortened
+        if name in layout.shortened and any(statistic(cell, quantile, metric) is not None for cell in cells)
     ]
     if layout.left_out:
         notes.append(f"left out at this width: {', '.join(reversed(layout.left_out))}")
     for note in notes:
         yield _hanging(Text(), Text(note, style="dim"))
+
+
+def _asks(cell: CellSummary, quantile: str) -> int | None:
+    return next((n for m in ("ttft", "itl", "e2el") if (n := needed_requests(cell, quantile, m)) is not None), None)
 
 
 def _split(cells: Sequence[CellSummary], width: int) -> Iterator[RenderableType]:
@@ -199,8 +211,8 @@ def _warnings(cells: Sequence[CellSummary]) -> Iterator[RenderableType]:
     for index, (code, found) in enumerate(concerned.items()):
         if index == 0:
             yield Text()
-        where = "every cell" if len(found) == len(cells) > 1 else place(found[0][0])
-        if 1 < len(found) < len(cells):
-            where += f" and {len(found) - 1} more"
+        where = place(found[0][0])
+        if len(found) > 1:
+            where = f"{'every cell' if len(found) == len(cells) else f'{len(found)} cells'}, such as {where}"
         said = Text.assemble((code, "bold"), f" ({where}): {found[0][1]}")
         yield _hanging(Text(MARK_TEXT["warn"], style=MARK_STYLE["warn"]), said)

@@ -91,6 +91,24 @@ def number_of_tokens(count: float | None) -> str:
     return NOT_MEASURED if count is None else f"{count:,.0f}"
 
 
+def sentence(summary: Summary) -> str:
+    """The run's verdict, without the word that the views put in front of it themselves."""
+    return clean(summary.get("verdict") or "", 2000).removeprefix("SIMULATED. ")
+
+
+def cell_sentence(cell: CellSummary) -> str:
+    """The cell's verdict without the cell's name, which the views write in their own way."""
+    said = clean(cell.get("verdict") or "", 2000)
+    head, colon, rest = said.partition(": ")
+    return rest if colon and " x " in head and head.startswith(short(load(cell))) else said
+
+
+def new_advice(cause: Mapping[str, Any], said: str) -> str:
+    """The advice of a cause, unless a sentence that was just said gives it already."""
+    advice = listed(cause.get("advice") or "")
+    return "" if not advice or advice.partition(". ")[0].rstrip(".") in said else advice
+
+
 def targets(summary: Summary) -> list[str]:
     """Names of the targets in the order in which they were given."""
     return list(dict.fromkeys(str(cell.get("target", "")) for cell in summary.get("cells") or []))
@@ -115,7 +133,9 @@ def void_codes(cell: CellSummary) -> str:
 
 
 def statistic(cell: CellSummary, quantile: str, metric: str) -> float | None:
-    """`statistic(cell, "p50", "ttft")`: a number in ms, `None` where not measured or too few requests."""
+    """`statistic(cell, "p50", "ttft")`: a number in ms, `None` where not measured or too few requests carry it."""
+    if needed_requests(cell, quantile, metric) is not None:
+        return None
     names = {"p50": (f"median_{metric}_ms", f"p50_{metric}_ms")}.get(quantile, (f"{quantile}_{metric}_ms",))
     found = (cell.get(name) for name in names)
     return next((float(value) for value in found if value is not None), None)
@@ -133,6 +153,12 @@ def interval(cell: CellSummary, quantile: str, metric: str) -> tuple[float | Non
     pair = (cell.get(f"{metric}_ms_interval") or {}).get(quantile) or (None, None)
     low, high = (None if bound is None else float(bound) for bound in pair)
     return low, high
+
+
+def highest_percentile(cells: Sequence[CellSummary], metric: str) -> str:
+    """p99, or the highest below it that at least one cell has enough requests for."""
+    known = (q for q in ("p99", "p90", "p50") if any(statistic(cell, q, metric) is not None for cell in cells))
+    return next(known, "p99")
 
 
 def split(cell: CellSummary) -> dict[str, float]:

@@ -17,49 +17,11 @@ from pdbench.report.markup import Markup, script_json, tag
 from pdbench.report.series import Line, thinned
 
 HOSTILE = "<img src=x onerror=boom()> </script><script>boom()</script> \" ' & %{y} \x1b[31m"
-ALLOWED_TAGS = set(
-    [
-        "html",
-        "head",
-        "meta",
-        "title",
-        "style",
-        "script",
-        "body",
-        "header",
-        "main",
-        "section",
-        "h1",
-        "h2",
-        "h3",
-        "p",
-        "b",
-        "i",
-        "a",
-        "ul",
-        "li",
-        "dl",
-        "dt",
-        "dd",
-        "div",
-        "span",
-        "small",
-        "code",
-        "table",
-        "caption",
-        "thead",
-        "tbody",
-        "tr",
-        "th",
-        "td",
-        "figure",
-        "figcaption",
-        "button",
-        "article",
-        "details",
-        "summary",
-    ]
-)
+ALLOWED_TAGS = {
+    *("html", "head", "meta", "title", "style", "script", "body", "header", "main", "section", "h1", "h2", "h3", "p"),
+    *("b", "i", "a", "ul", "li", "dl", "dt", "dd", "div", "span", "small", "code", "article", "details", "summary"),
+    *("table", "caption", "thead", "tbody", "tr", "th", "td", "figure", "figcaption", "button"),
+}
 
 
 class Tags(HTMLParser):

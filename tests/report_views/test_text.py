@@ -44,8 +44,8 @@ def test_at_80_columns_the_main_numbers_are_there():
 
 def test_wider_terminals_say_more():
     wide, narrow = shown(grid_summary(), 160), shown(grid_summary(), 80)
-    assert "±4%" in wide and "needs 299" in wide and "tokens/s" in wide
-    assert "n<299" in narrow and "TTFT p50: ±4%" in narrow
+    assert "±4%" in wide and ">66.3 needs 299" in wide and "tokens/s" in wide
+    assert " >66.3 " in narrow and "p99 takes 299" in narrow and "TTFT p50: ±4%" in narrow
 
 
 def test_a_void_cell_says_so_first_and_after_its_numbers():
