@@ -113,7 +113,7 @@ async def drive_cell(
     async with open_session() as session:
         flight = Flight(session, plan.timeout_s, stock, recorder, health)
         stopper = asyncio.create_task(_halt_on(stop, flight))
-        recorder.failed.add_done_callback(lambda _: flight.halt())
+        watch = asyncio.create_task(_halt_on_loss(recorder, flight))
         try:
             with quiet_collector():
                 start_ns = time.monotonic_ns() + _LEAD_NS
@@ -124,6 +124,7 @@ async def drive_cell(
                 end_ns = max(time.monotonic_ns(), send_end_ns)
         finally:
             stopper.cancel()
+            watch.cancel()
             health.close()
             await flight.end_all()
             alarm.close()
@@ -146,6 +147,11 @@ async def drive_cell(
 
 async def _halt_on(stop: asyncio.Event, flight: Flight) -> None:
     await stop.wait()
+    flight.halt()
+
+
+async def _halt_on_loss(recorder: Recorder, flight: Flight) -> None:
+    await asyncio.shield(recorder.failed)
     flight.halt()
 
 

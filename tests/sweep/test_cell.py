@@ -72,7 +72,7 @@ def test_closed_loop_keeps_its_streams_busy(ground_truth, tmp_path):
     assert outcome.statuses == ["ok"] * 12 and outcome.entry["planned"] == 12
     moves = sorted([(row.sent_s, 1) for row in outcome.rows] + [(row.done_s, -1) for row in outcome.rows])
     assert max(np.cumsum([step for _, step in moves])) == 3
-    assert outcome.entry["client"]["achieved_concurrency"] == pytest.approx(3, rel=0.15)
+    assert outcome.entry["client"]["achieved_concurrency"] == pytest.approx(3, rel=0.3)
     assert sorted(row.index for row in outcome.rows) == list(range(12))
 
 
