@@ -11,7 +11,7 @@ def kv_bytes(tokens: float, layers: int, kv_heads: int, head_dim: int, dtype_byt
 
 
 def transfer_ms(nbytes: float, link_gb_s: float, tp: int = 1) -> float:
-    """Milliseconds to move `nbytes` when each of `tp` GPUs sends its shard over its own link of `link_gb_s` (1e9 bytes/s)."""
+    """Milliseconds to move `nbytes` when each of `tp` GPUs sends its shard over a link of `link_gb_s` (1e9 bytes/s)."""
     if nbytes < 0 or link_gb_s <= 0 or tp < 1:
         raise ValueError("transfer_ms: wants nbytes >= 0, link_gb_s > 0 and tp >= 1")
     return nbytes / tp / (link_gb_s * 1e9) * 1000

@@ -41,7 +41,7 @@ def erlang_c(load: float, slots: int) -> float:
 
 
 def mean_wait_s(load: float, slots: int, held_s: float) -> float | None:
-    """Mean steady-state wait in M/M/c for requests that hold a slot for `held_s`; `None` when there is no steady state."""
+    """Mean wait in M/M/c of requests that hold a slot for `held_s`; `None` when there is no steady state."""
     if load >= slots:
         return None
     return erlang_c(load, slots) * held_s / (slots - load)
@@ -56,14 +56,14 @@ def wait_quantile_s(load: float, slots: int, held_s: float, q: float) -> float |
 
 
 def growth_s_per_request(qps: float, slots: int, held_s: float) -> float:
-    """Beyond capacity each request waits this much longer than the one before it (fluid limit): S/c - 1/rate, at least 0."""
+    """How much longer each request waits than the one before it beyond capacity (fluid limit): S/c - 1/rate, or 0."""
     if qps <= 0 or slots < 1:
         raise ValueError("growth_s_per_request: wants qps > 0 and slots >= 1")
     return max(0.0, held_s / slots - 1 / qps)
 
 
 def overload_mean_wait_s(qps: float, slots: int, held_s: float, requests: int) -> float:
-    """Mean wait of the first `requests` requests from an empty start beyond capacity (fluid limit); 0 within capacity."""
+    """Mean wait of the first `requests` requests after an empty start (fluid limit); 0 within capacity."""
     return max(0, requests - slots) / 2 * growth_s_per_request(qps, slots, held_s)
 
 

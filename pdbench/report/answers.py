@@ -1,8 +1,8 @@
 """What the client saw of one cell: its requests as arrays, and the figures under vllm bench serve's names.
 
-Latencies count from the intended send time. TPOT is (last - first)/(output tokens - 1) of each request; ITL is every gap
-between events that carried output; E2EL ends at the last token. Percentiles are of the requests that were answered, with
-those that ran into their deadline ranked above all others (censored); rejected requests are counted apart.
+Latencies count from the intended send time. TPOT is (last - first)/(output tokens - 1) of each request; ITL is every
+gap between events that carried output; E2EL ends at the last token. Percentiles are of the requests that were answered,
+with those that ran into their deadline ranked above all others (censored); rejected requests are counted apart.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ FAILURES = ("failed", "truncated", "timeout", "cancelled")
 
 @dataclass(frozen=True, slots=True)
 class Answers:
-    """Requests of one cell and repeat in the order of their intended sends; times in s from the run's origin, NaN if none."""
+    """Requests in the order of their intended sends; times in s from the run's origin, NaN where there is none."""
 
     status: NDArray[np.str_]
     intended: Floats
@@ -145,7 +145,7 @@ class Load:
         return self.send_end - self.start
 
     def counted(self) -> NDArray[np.bool_]:
-        """Answers that ended in the send window shifted by the mean E2EL: what leaves while the load lasts, drain excluded."""
+        """Answers that ended in the send window shifted by the mean E2EL: what leaves while the load lasts."""
         mean = self.answers.mean(self.answers.e2el_ms)
         shift = (mean or 0.0) / 1000
         inside: NDArray[np.bool_] = (
@@ -179,7 +179,7 @@ def rates(loads: Sequence[Load], goodput_ms: Mapping[str, float]) -> dict[str, f
 
 
 def good(answers: Answers, limits_ms: Mapping[str, float]) -> NDArray[np.bool_]:
-    """Which answers meet every SLO. `itl` is the request's mean gap; a request with one token has no gap and meets it."""
+    """Which answers meet every SLO. `itl` is the request's mean gap; with one token there is no gap, which meets it."""
     values = {"ttft": answers.ttft_ms, "tpot": answers.tpot_ms, "e2el": answers.e2el_ms}
     values["e2e"] = values["e2el"]
     values["itl"] = np.array([g.mean() * 1000 if len(g) else np.nan for g in answers.gaps])

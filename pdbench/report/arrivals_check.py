@@ -1,7 +1,7 @@
 """Was what was sent the named arrival process? Tests with the right null distribution at this number of requests.
 
-The gaps are compared with the named law at the asked rate (Kolmogorov-Smirnov), and the counts in equal stretches of time
-with its index of dispersion, which sees ramps, pauses and too even a spacing. Each test has a false-alarm rate of
+The gaps are compared with the named law at the asked rate (Kolmogorov-Smirnov), and the counts in equal stretches of
+time with its index of dispersion, which sees ramps, pauses and too even a spacing. Each test has a false-alarm rate of
 `ALPHA`; timer jitter up to `JITTER_S` is forgiven.
 """
 

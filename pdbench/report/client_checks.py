@@ -40,20 +40,26 @@ def _not_steady(cell: Measured) -> Iterator[Finding]:
     load = cell.parts[0].load
     seen = steady_state.judge(cell.answers, load.start, load.send_end, cell.rate, cell.streams)
     slots = slots_of(cell)
-    growth = seen.grows
     reasons = []
-    if growth is not None:
-        name = "TTFT" if growth is seen.ttft else "E2EL"
+    if (growth := seen.growth_ms) is not None:
+        reasons.append(f"TTFT grows {_ms(growth)} ms per request: the mean is a figure of this run's length")
+    if seen.never_drains and seen.backlog is not None:
+        out = seen.rate / seen.backlog.load if seen.rate else 0.0
+        reasons.append(f"{seen.backlog.share:.0%} of the requests stood in one backlog that let {out:.2f} req/s out")
+    if growth is None and seen.tpot is not None and seen.tpot_grows:
+        slope = seen.tpot.slope_ms * 1000
         reasons.append(
-            f"{name} grows {_ms(growth.slope_ms)} ms per request over {growth.requests} requests: the mean is a figure of this run's length"
+            f"TPOT grows {_ms(slope)} us per request as streams pile up: the mean is a figure of this run's length"
         )
     if seen.one_burst:
         reasons.append(
-            f"{seen.peak_in_flight} of {seen.requests} requests were in flight at once: the mean is a figure of the number of prompts"
+            f"{seen.peak_in_flight} of {seen.requests} requests were in flight at once:"
+            " the mean is a figure of the number of prompts"
         )
     if _too_few_slots(cell):
         reasons.append(
-            f"{cell.rate:g} req/s need {slots.needed:.1f} decode slots of {slots.available}: at this rate no steady state exists"
+            f"{cell.rate:g} req/s need {slots.demand:.1f} decode slots of {slots.available}:"
+            " at this rate no steady state exists"
         )
     if not reasons:
         return
@@ -66,13 +72,8 @@ def _not_steady(cell: Measured) -> Iterator[Finding]:
 
 def _too_few_slots(cell: Measured) -> bool:
     slots = slots_of(cell)
-    return (
-        cell.rate is not None
-        and slots.utilisation is not None
-        and slots.utilisation >= OVERLOAD_UTILISATION
-        and slots.reached
-        and len(cell.answers) > 2 * (slots.available or 0)
-    )
+    enough = len(cell.answers) > 2 * (slots.available or 0)
+    return cell.rate is not None and enough and slots.reached and slots.overload(OVERLOAD_UTILISATION)
 
 
 def _client_saturated(cell: Measured) -> Iterator[Finding]:
@@ -117,7 +118,10 @@ def _stall(cell: Measured) -> Iterator[Finding]:
         open_then = (answers.first <= quiet_from) & (end >= min(quiet_to, quiet_from + limit))
         if np.any(open_then & (end > quiet_from)):
             at = quiet_from - cell.parts[0].load.start
-            text = f"no token from any stream for {quiet_to - quiet_from:.1f} s from second {at:.0f} on (limit {limit:.1f} s), with {int(open_then.sum())} streams under way"
+            text = (
+                f"no token from any stream for {quiet_to - quiet_from:.1f} s from second {at:.0f} on"
+                f" (limit {limit:.1f} s), with {int(open_then.sum())} streams under way"
+            )
             yield Finding("stall", VOID, text + ". Look into the decode servers' logs at that time.")
             return
 
@@ -176,7 +180,8 @@ def _token_mismatch(cell: Measured) -> Iterator[Finding]:
     if wrong_out.any():
         mean = float(answers.output_tokens[wrong_out].mean())
         parts.append(
-            f"{int(wrong_out.sum())} got {mean:.0f} output tokens on average instead of {answers.output_len[wrong_out][0]:.0f}"
+            f"{int(wrong_out.sum())} got {mean:.0f} output tokens on average"
+            f" instead of {answers.output_len[wrong_out][0]:.0f}"
         )
     if wrong_in.any():
         mean = float(got_in[wrong_in].mean())
@@ -191,8 +196,9 @@ def _too_few(cell: Measured) -> Iterator[Finding]:
     """A percentile without an upper bound."""
     n = cell.answers.count("ok", "timeout")
     if 0 < n < P99_NEEDS:
-        text = f"{n} requests: p99 is no point below {P99_NEEDS}, its upper end is unbounded. Use --num-prompts {P99_NEEDS} or a longer --duration."
-        yield Finding("too-few-requests", WARN, text)
+        text = f"{n} requests: p99 is no point below {P99_NEEDS}, its upper end is unbounded"
+        advice = f". Use --num-prompts {P99_NEEDS} or a longer --duration."
+        yield Finding("too-few-requests", WARN, text + advice)
 
 
 def _ms(value: float) -> str:

@@ -7,11 +7,12 @@ from dataclasses import dataclass
 import numpy as np
 
 from pdbench.littles_law.slots import slots_held
-from pdbench.report.cell import Measured
+from pdbench.report.cell import COLOCATED, Measured
 from pdbench.report.window import Gauge, Page
 
 PLATEAU_SAMPLES = 5  # samples with requests waiting for a slot, at least
-PLATEAU_SHARE = 0.8  # of them that show the largest running seen
+PLATEAU_SHARE = 0.5  # of them that show the largest running seen
+PLATEAU_NEAR_SHARE = 0.9  # of them that show it or a slot that was just freed
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,14 +24,15 @@ class Slots:
     available: int | None
     source: str | None
     reached: bool  # running touched the limit while requests waited for a slot
+    demand: float | None  # as `needed`, with what else holds a slot: co-located, the prompt's own prefill
 
     @property
     def utilisation(self) -> float | None:
         return self.needed / self.available if self.needed is not None and self.available else None
 
-    @property
-    def overload(self) -> bool:
-        return self.utilisation is not None and self.utilisation >= 1.0
+    def overload(self, at_least: float = 1.0) -> bool:
+        """Whether the load asks for `at_least` times the slots there are."""
+        return self.demand is not None and bool(self.available) and self.demand >= at_least * (self.available or 0)
 
 
 def slots_of(cell: Measured) -> Slots:
@@ -42,7 +44,9 @@ def slots_of(cell: Measured) -> Slots:
         needed = None if cell.offered is None else slots_held(cell.offered, tokens, tpot)
         held = None if cell.achieved is None else slots_held(cell.achieved, tokens, tpot)
     available, source = _available(cell)
-    return Slots(needed, held, available, source, reached(cell))
+    prefill = cell.window.mean_s("colocated", "prefill_s") if cell.mode == COLOCATED else None
+    demand = needed if needed is None or cell.offered is None else needed + cell.offered * (prefill or 0.0)
+    return Slots(needed, held, available, source, reached(cell), demand)
 
 
 def _available(cell: Measured) -> tuple[int | None, str | None]:
@@ -112,7 +116,8 @@ def plateau(page: Page, engine: str) -> int | None:
     if len(times) == 0 or len(pressed) < PLATEAU_SAMPLES:
         return None
     top = float(running.value[at].max())
-    return int(top) if top >= 1 and np.mean(pressed == top) >= PLATEAU_SHARE else None
+    flat = np.mean(pressed == top) >= PLATEAU_SHARE and np.mean(pressed >= top - 1) >= PLATEAU_NEAR_SHARE
+    return int(top) if top >= 1 and flat else None
 
 
 def reached(cell: Measured) -> bool:

@@ -1,8 +1,8 @@
 """Named causes of a bad TTFT, each with its share of the mean, its evidence and the first thing to change.
 
 A cause needs a substantial part of TTFT (a share and an absolute size), or a demand at or above capacity, and what the
-servers' series say must agree with it; a healthy cell has none. Two may hold at once. Where the series that would decide
-were not scraped, the evidence says so instead of guessing.
+servers' series say must agree with it; a healthy cell has none. Two may hold at once. Where the series that would
+decide were not scraped, the cause is `not-distinguishable` and says what to scrape: doubt is never made a verdict.
 """
 
 from __future__ import annotations
@@ -15,16 +15,16 @@ from pdbench.littles_law.slots import implied_stall_s, max_qps
 from pdbench.report.cell import COLOCATED, PUSH, Measured
 from pdbench.report.demand import Slots, slots_of
 from pdbench.report.finding import VOID, Finding
-from pdbench.report.split import Split
+from pdbench.report.split import POLL_STEPS, Split, stages_of
 
-SUBSTANTIAL_SHARE = 0.25  # of the mean TTFT; waits below it are not what makes a TTFT bad
+SUBSTANTIAL_SHARE = 0.25  # of the mean TTFT; what takes less is not what makes a TTFT bad
 SUBSTANTIAL_MS = 50.0  # and an absolute size: a quarter of a good TTFT is no cause
-CAPACITY = 1.0  # needed / available slots
-BUSY_PREFILL = 0.7  # of the window x servers spent in prefill: beyond, its queue is made by load, not by chance
-COMPUTE_SHARE = 0.5  # of the mean TTFT spent computing the prompt
-COMPUTE_MS = 500.0
-LINK_SHARE = 0.3  # effective bandwidth below this share of the declared link is not the link's
-HEADROOM = 0.75  # keep mean slot use under this in the advice; no universal threshold exists
+COMPUTE_SHARE = 0.5  # of the mean TTFT spent computing the prompt, which every request has to some extent
+COMPUTE_MS = 300.0
+COPIED_IN_POST = 0.9  # of the transfer time spent in its post: the copy itself runs there (same host), not the posting
+LINK_SHARE = 0.3  # of the declared link: below, the KV does not go where it was meant to
+SLOTS_FULL = 0.7  # co-located: mean running / slots from which on a queue is for slots
+HEADROOM = 0.75  # slot use to plan for in the advice; no universal threshold exists
 MIN_RISE = 0.15  # TPOT above the low-load one before a stall per admission is worth a word
 
 
@@ -36,6 +36,7 @@ class Cause:
     share: float | None
     evidence: str
     advice: str
+    confirm: str
 
     def document(self) -> dict[str, object]:
         return asdict(self)
@@ -52,12 +53,19 @@ class Case:
     findings: Sequence[Finding]
     tpot0_ms: float | None  # TPOT of the same shape at low load in this run
 
-    def share(self, *parts: str) -> float:
-        return sum(self.split.get(part) for part in parts) / self.mean_ttft_ms
+    def substantial(self, total_ms: float | None) -> bool:
+        limit = max(SUBSTANTIAL_MS, SUBSTANTIAL_SHARE * self.mean_ttft_ms)
+        return total_ms is not None and total_ms >= limit
 
-    def substantial(self, *parts: str) -> bool:
-        total = sum(self.split.get(part) for part in parts)
-        return total >= SUBSTANTIAL_MS and total >= SUBSTANTIAL_SHARE * self.mean_ttft_ms
+    def of_ttft(self, part_ms: float) -> str:
+        return f"{part_ms:,.0f} of {self.mean_ttft_ms:,.0f} ms TTFT"
+
+    @property
+    def queue_is_for_slots(self) -> bool:
+        """Co-located: requests queue for slots when running sits near the limit."""
+        running, slots = self.cell.window.send_mean("colocated", "running"), self.slots
+        full = running is not None and slots.available is not None and running >= SLOTS_FULL * slots.available
+        return slots.reached and (full or slots.overload())
 
 
 def diagnose(cell: Measured, split: Split | None, found: Sequence[Finding], tpot0_ms: float | None) -> list[Cause]:
@@ -66,56 +74,53 @@ def diagnose(cell: Measured, split: Split | None, found: Sequence[Finding], tpot
     if split is None or mean is None or mean <= 0:
         return []
     case = Case(cell, split, slots_of(cell), mean, found, tpot0_ms)
-    causes = [cause for judge in CAUSES.values() for cause in judge(case)]
-    return sorted(causes, key=lambda cause: -(cause.share if cause.share is not None else 0.0))
+    causes = [cause for judge in CAUSES for cause in judge(case)]
+    return sorted(causes, key=lambda cause: -(cause.share if cause.share is not None else 1.0))
 
 
 def _decode_slots(case: Case) -> Iterator[Cause]:
-    """Running at the limit, requests waiting for a slot, and a demand near or above capacity or a wait that matters."""
+    """Running at the limit, requests waiting for a slot, and a wait that matters or a demand beyond the slots."""
     cell, slots = case.cell, case.slots
-    wait_part = "prefill_queue" if cell.mode == COLOCATED else "slot_wait"
-    measured = wait_part in case.split.parts
-    waits = case.substantial(wait_part)
-    if not slots.reached or not (waits or slots.overload):
+    colocated = cell.mode == COLOCATED
+    wait = case.split.parts.get("prefill_queue" if colocated else "slot_wait")
+    if not slots.reached or (colocated and not case.queue_is_for_slots):
         return
-    if cell.mode == COLOCATED and not _slots_full(case):
+    if not case.substantial(wait) and not slots.overload():
         return
     numbers = []
-    if slots.needed is not None and slots.available is not None:
-        numbers.append(f"the load needs {slots.needed:.1f} slots of {slots.available} ({slots.source})")
+    if slots.demand is not None and slots.available is not None:
+        numbers.append(f"the load needs {slots.demand:.1f} slots of {slots.available} ({slots.source})")
     running = cell.window.send_max(cell.decoder, "running")
     waiting = cell.window.send_mean(cell.decoder, "waiting")
     if running is not None and waiting is not None:
         numbers.append(f"running reached {running:.0f} with {waiting:.1f} waiting on average")
-    if measured:
-        numbers.append(f"waiting for a slot takes {case.split.get(wait_part):,.0f} of {case.mean_ttft_ms:,.0f} ms TTFT")
-    elif not waits:
-        numbers.append(
-            "how much of TTFT it takes is not distinguishable: scrape vllm:num_requests_kv_fetch_by_stage on decode"
-        )
+    if wait is not None:
+        numbers.append(f"waiting for a slot takes {case.of_ttft(wait)}")
+    else:
+        numbers.append("how much of TTFT it takes cannot be said without vllm:num_requests_kv_fetch_by_stage")
     if (stall := _stall_text(case)) is not None:
         numbers.append(stall)
-    advice = _slot_advice(case) + " Confirmed when waiting falls to 0 at the same rate with more slots."
-    yield Cause("decode-slots", case.share(wait_part) if measured else None, "; ".join(numbers) + ".", advice)
-
-
-def _slots_full(case: Case) -> bool:
-    """Co-located: the queue is for slots when running sits at the limit for most of the send window."""
-    running, available = case.cell.window.send_mean("colocated", "running"), case.slots.available
-    return running is not None and available is not None and running >= 0.7 * available
+    share = None if wait is None else wait / case.mean_ttft_ms
+    confirm = "With more slots, waiting falls to 0 at the same rate."
+    yield Cause("decode-slots", share, "; ".join(numbers) + ".", _slot_advice(case), confirm)
 
 
 def _slot_advice(case: Case) -> str:
     slots, cell = case.slots, case.cell
     tokens, tpot = cell.answers.mean(cell.answers.output_tokens), cell.answers.mean(cell.answers.tpot_ms)
-    if slots.needed is None or slots.available is None or tokens is None or tpot is None:
-        return "Raise --max-num-seqs on decode (check KV memory first), or lower the rate."
-    wanted = max(int(slots.needed / HEADROOM) + 1, slots.available + 1)
+    where = "the server" if cell.mode == COLOCATED else "decode"
+    if not slots.demand or slots.available is None or tokens is None or tpot is None:
+        return f"Raise --max-num-seqs on {where} (check KV memory first), or lower the rate."
+    wanted = max(int(slots.demand / HEADROOM) + 1, slots.available + 1)
     limit = max_qps(slots.available, tokens, tpot)
-    rate = "" if limit is None or cell.rate is None else f", or lower the rate below {limit:.1f} req/s"
+    if limit is not None and slots.needed:
+        limit *= slots.needed / slots.demand
+    if limit is not None and cell.rate is not None and limit > cell.rate:
+        limit *= HEADROOM  # the slots suffice on average, but not for the waits
+    rate = "" if limit is None or cell.rate is None else f" or lower the rate below {limit:.1f} req/s"
     kv = cell.window.send_max(cell.decoder, "kv_cache_usage", average=True)
     memory = "check KV memory first" if kv is None else f"its KV cache was at most {kv:.0%} full"
-    return f"Raise --max-num-seqs on {cell.decoder} to {wanted} ({memory}){rate}."
+    return f"Raise --max-num-seqs on {where} to {wanted}{rate} ({memory})."
 
 
 def _stall_text(case: Case) -> str | None:
@@ -125,10 +130,8 @@ def _stall_text(case: Case) -> str | None:
     running = cell.window.send_mean(cell.decoder, "running")
     if tpot is None or tokens is None or running is None or case.tpot0_ms is None:
         return None
-    if tpot < (1 + MIN_RISE) * case.tpot0_ms:
-        return None
     stall = implied_stall_s(tpot, case.tpot0_ms, tokens, running)
-    if stall is None:
+    if stall is None or tpot < (1 + MIN_RISE) * case.tpot0_ms:
         return None
     return (
         f"TPOT rose from {case.tpot0_ms:.1f} ms at low load to {tpot:.1f} ms, which fits a stall of at most"
@@ -136,75 +139,109 @@ def _stall_text(case: Case) -> str | None:
     )
 
 
-def _prefill(case: Case) -> Iterator[Cause]:
-    """Prefill's queue against its compute: a queue needs a busy prefill server, or requests seen waiting there."""
+def _unnamed_wait(case: Case) -> Iterator[Cause]:
+    """Decode's queue time without the gauges that would divide it."""
+    cell, window = case.cell, case.cell.window
+    if cell.mode == COLOCATED or "slot_wait" in case.split.parts or stages_of(cell) is not None:
+        return
+    queue = window.mean_ms("decode", "queue_s")
+    spent = [window.mean_ms("prefill", "queue_s"), window.mean_ms("prefill", "prefill_s")] if cell.mode == PUSH else []
+    spent.append(window.mean_ms("prefill" if cell.mode == PUSH else "decode", "nixl_xfer_s"))
+    if queue is None or (case.slots.reached and case.slots.overload()):
+        return
+    rest = queue - sum(value for value in spent if value is not None)
+    tpot = cell.answers.mean(cell.answers.tpot_ms) or 0.0
+    if not case.substantial(rest) or rest <= POLL_STEPS * tpot:
+        return
+    yield Cause(
+        "not-distinguishable",
+        rest / case.mean_ttft_ms,
+        f"decode's queue time holds {case.of_ttft(rest)} that may be slot wait, transfer or polling: its page lacks"
+        " vllm:num_requests_kv_fetch_by_stage.",
+        "Start decode with vLLM 0.32 or later, or give --max-num-seqs and compare running with it.",
+        "With the gauge scraped, one of its stages holds the wait.",
+    )
+
+
+def _prefill_queue(case: Case) -> Iterator[Cause]:
+    """Requests wait for prefill; co-located, where slots are known not to be what they wait for."""
     cell = case.cell
-    role = "colocated" if cell.mode == COLOCATED else "prefill"
-    if cell.mode == COLOCATED and case.slots.reached and _slots_full(case):
-        return  # that queue is for slots
+    colocated = cell.mode == COLOCATED
     queue, compute = case.split.parts.get("prefill_queue"), case.split.parts.get("prefill")
-    busy = prefill_busy(cell)
-    load = "" if busy is None or cell.mode == COLOCATED else f"; its servers spent {busy:.0%} of the window in prefill"
-    tokens = cell.answers.mean(cell.answers.prompt_tokens)
-    rate = cell.achieved
-    speed = "" if tokens is None or rate is None else f"; {tokens * rate:,.0f} prompt tokens/s came out"
-    if queue is not None and case.substantial("prefill_queue"):
-        evidence = f"waiting for prefill takes {queue:,.0f} of {case.mean_ttft_ms:,.0f} ms TTFT (computing {compute or 0:,.0f} ms){load}{speed}."
-        waiting = cell.window.send_mean(role, "waiting")
-        if waiting is not None:
-            evidence = evidence[:-1] + f"; {waiting:.1f} requests waited there on average."
-        yield Cause(
-            "prefill-queue",
-            case.share("prefill_queue"),
-            evidence,
-            "Add a prefill instance, or lower the rate. Confirmed when prefill's waiting falls to 0 with one more.",
-        )
-    if compute is not None and compute >= COMPUTE_MS and compute >= COMPUTE_SHARE * case.mean_ttft_ms:
-        yield Cause(
-            "prefill-compute",
-            case.share("prefill"),
-            f"computing the prompt takes {compute:,.0f} of {case.mean_ttft_ms:,.0f} ms TTFT{load}{speed}.",
-            "Give prefill more tensor parallelism or faster GPUs; instances help its queue only. Confirmed when a request alone has the same prefill time.",
-        )
+    if queue is None or not case.substantial(queue) or (colocated and case.queue_is_for_slots):
+        return
+    numbers = [f"waiting for prefill takes {case.of_ttft(queue)}", *_prefill_numbers(case)]
+    if compute is not None:
+        numbers.insert(1, f"computing the prompt takes {compute:,.0f} ms")
+    waiting = cell.window.send_mean("colocated" if colocated else "prefill", "waiting")
+    if waiting is not None:
+        numbers.append(f"{waiting:.1f} requests waited on average")
+    advice = "Add a prefill instance, or lower the rate."
+    if colocated:
+        advice = "Add an instance, or lower the rate."
+        if case.slots.available is None:
+            numbers.append("whether they wait for a slot is not distinguishable: give --max-num-seqs")
+    confirm = "With one more prefill instance, its waiting falls to 0 at the same rate."
+    yield Cause("prefill-queue", queue / case.mean_ttft_ms, "; ".join(numbers) + ".", advice, confirm)
 
 
-def prefill_busy(cell: Measured) -> float | None:
-    """Share of the window that the prefill servers spent computing prompts, if they compute one at a time."""
-    spent = cell.window.delta("prefill", "prefill_s", "sum")
-    servers = {page.server for _, page in cell.window.pages("prefill")}
-    time = cell.send_s
-    return spent / time / len(servers) if spent is not None and servers and time > 0 else None
+def _prefill_compute(case: Case) -> Iterator[Cause]:
+    compute = case.split.parts.get("prefill")
+    if compute is None or compute < max(COMPUTE_MS, COMPUTE_SHARE * case.mean_ttft_ms):
+        return
+    numbers = [f"computing the prompt takes {case.of_ttft(compute)}", *_prefill_numbers(case)]
+    yield Cause(
+        "prefill-compute",
+        compute / case.mean_ttft_ms,
+        "; ".join(numbers) + ".",
+        "Give prefill more tensor parallelism or faster GPUs; more instances help its queue only.",
+        "A request sent alone has the same prefill time.",
+    )
+
+
+def _prefill_numbers(case: Case) -> Iterator[str]:
+    """How many prompts are computed at a time, and how fast."""
+    spent, time = case.cell.window.delta("prefill", "prefill_s", "sum"), case.cell.send_s
+    servers = {page.server for _, page in case.cell.window.pages("prefill")}
+    if spent is not None and servers and time > 0:
+        yield f"each prefill server had {spent / time / len(servers):.1f} prompts in work on average"
+    tokens, achieved = case.cell.answers.mean(case.cell.answers.prompt_tokens), case.cell.achieved
+    if tokens is not None and achieved is not None:
+        yield f"{tokens * achieved:,.0f} prompt tokens/s were served"
 
 
 def _transfer(case: Case) -> Iterator[Cause]:
-    """Bytes over time against the declared link, or the transfer's own share where none is declared."""
-    cell = case.cell
-    if not case.substantial("post", "transfer"):
+    """The bytes' own time against the declared link, or by its share of TTFT where none is declared."""
+    cell, split = case.cell, case.split
+    post, move = split.get("post"), split.get("transfer")
+    moving = post + move if post >= COPIED_IN_POST * (post + move) else move
+    if not case.substantial(moving):
         return
     role = "prefill" if cell.mode == PUSH else "decode"
     nbytes, time = cell.window.delta(role, "nixl_nbytes", "sum"), cell.window.delta(role, "nixl_xfer_s", "sum")
+    handles = cell.window.delta(role, "nixl_nbytes", "count")
     speed = effective_gb_s(nbytes, time) if nbytes is not None and time is not None else None
-    link = cell.deployment.get("link_gb_s")
-    numbers = f"moving the KV takes {case.split.get('post') + case.split.get('transfer'):,.0f} of {case.mean_ttft_ms:,.0f} ms TTFT"
-    if speed is not None and nbytes is not None:
-        requests = cell.window.delta(role, "nixl_nbytes", "count") or 1
-        numbers += f": {nbytes / requests / 1e6:,.1f} MB a handle at {speed:.3g} GB/s"
+    numbers = [f"moving the KV takes {case.of_ttft(moving)}"]
+    if speed is not None and nbytes is not None and handles:
+        numbers.append(f"{nbytes / handles / 1e6:,.1f} MB a handle at {speed:.3g} GB/s")
     loading = cell.window.send_max("decode", "kv_fetch_stage", stage="in_progress")
     if loading is not None and loading > 1:
-        numbers += f", up to {loading:.0f} at once"
-    if link is not None and speed is not None:
-        if speed >= LINK_SHARE * float(link):
-            numbers += f", {speed / float(link):.0%} of the declared {float(link):g} GB/s: the link itself is the limit"
-        else:
-            numbers += f", {speed / float(link):.0%} of the declared {float(link):g} GB/s: another transport than meant, or a shared link"
-    else:
-        numbers += " (no link declared: give link_gb_s to compare)"
+        numbers.append(f"up to {loading:.0f} at once")
+    numbers.append(_against_link(speed, cell.deployment.get("link_gb_s")))
     yield Cause(
         "transfer-bandwidth",
-        case.share("post", "transfer"),
-        numbers + ".",
-        "Check the transport (UCX_TLS, RDMA devices, GPU P2P): pdbench topo, then pdbench probe-transfer. Confirmed when a transfer alone is as slow.",
+        moving / case.mean_ttft_ms,
+        "; ".join(numbers) + ".",
+        "Check the transport (UCX_TLS, RDMA devices, GPU P2P) with pdbench topo, then pdbench probe-transfer.",
+        "A transfer alone on the idle pair is as slow.",
     )
+
+
+def _against_link(speed: float | None, link: float | None) -> str:
+    if link is None or speed is None:
+        return "no link_gb_s is declared to compare with"
+    text = f"{100 * speed / link:.2g}% of the declared {link:g} GB/s"
+    return f"{text}: the link itself" if speed >= LINK_SHARE * link else f"{text}: another transport, or a shared link"
 
 
 def _client(case: Case) -> Iterator[Cause]:
@@ -214,16 +251,15 @@ def _client(case: Case) -> Iterator[Cause]:
     late = case.cell.answers.mean((case.cell.answers.sent - case.cell.answers.intended) * 1000)
     share = None if late is None else min(1.0, max(0.0, late / case.mean_ttft_ms))
     yield Cause(
-        "client",
-        share,
-        ours.evidence,
-        "Move pdbench to a host of its own. Confirmed when lateness falls and TTFT with it.",
+        "client", share, ours.evidence, "Move pdbench to a host of its own.", "Lateness falls, and TTFT with it."
     )
 
 
-CAUSES: dict[str, Callable[[Case], Iterator[Cause]]] = {
-    "decode-slots": _decode_slots,
-    "prefill": _prefill,
-    "transfer-bandwidth": _transfer,
-    "client": _client,
-}
+CAUSES: tuple[Callable[[Case], Iterator[Cause]], ...] = (
+    _decode_slots,
+    _unnamed_wait,
+    _prefill_queue,
+    _prefill_compute,
+    _transfer,
+    _client,
+)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 
 import numpy as np
@@ -41,7 +42,10 @@ def _expired(cell: Measured) -> Iterator[Finding]:
         expired = cell.window.delta(None, "nixl_kv_expired", server=page.server) or 0
         used = cell.window.delta(None, "nixl_used_after_expiry", server=page.server) or 0
         if expired or used:
-            text = f"{page.server}: KV leases expired {expired:.0f} times and KV was used {used:.0f} times after expiry (limit 0): outputs untrusted"
+            text = (
+                f"{page.server}: KV leases expired {expired:.0f} times and KV was used {used:.0f} times after expiry"
+                " (limit 0): outputs untrusted"
+            )
             yield Finding("kv-expired", VOID, text + ". Raise kv_lease_duration above decode's longest wait.")
             return
 
@@ -51,7 +55,10 @@ def _recomputed(cell: Measured) -> Iterator[Finding]:
     if found is None or not decode_recomputed(cell):
         return
     tokens, share = found
-    text = f"decode computed {tokens:,.0f} prompt tokens a request itself ({share:.0%} of its prompt tokens; one step computes about 1)"
+    text = (
+        f"decode computed {tokens:,.0f} prompt tokens a request itself"
+        f" ({share:.0%} of its prompt tokens; one step computes about 1)"
+    )
     yield Finding("decode-recomputed", VOID, text + ". The proxy may drop kv_transfer_params, or the KV load failed.")
 
 
@@ -76,7 +83,8 @@ def _server_stall(cell: Measured) -> Iterator[Finding]:
                 if since is None or times[i] - times[since] <= limit:
                     continue
                 if not np.any((stamps > times[since]) & (stamps < times[i])):
-                    text = f"{page.server} had requests running and made no token for {times[i] - times[since]:.1f} s (limit {limit:.1f} s)"
+                    quiet = f"made no token for {times[i] - times[since]:.1f} s (limit {limit:.1f} s)"
+                    text = f"{page.server} had requests running and {quiet}"
                     yield Finding("stall", VOID, text + ". Look into its log at that time.")
                     return
 
@@ -102,7 +110,14 @@ def _prefix_hits(cell: Measured) -> Iterator[Finding]:
     if worst is None or worst[0] <= PREFIX_WARN_SHARE:
         return
     severity = VOID if worst[0] > PREFIX_VOID_SHARE else WARN
-    text = f"{worst[1]} had {worst[0]:.1%} of its prompt tokens in the prefix cache already (warn above {PREFIX_WARN_SHARE:.0%}, void above {PREFIX_VOID_SHARE:.0%})"
+    text = (
+        f"{worst[1]} had {worst[0]:.1%} of its prompt tokens in the prefix cache already"
+        f" (warn above {PREFIX_WARN_SHARE:.0%}, void above {PREFIX_VOID_SHARE:.0%})"
+    )
+    tokens = cell.answers.mean(cell.answers.prompt_tokens)
+    if severity == VOID and tokens is not None and cell.achieved is not None:
+        served = tokens * cell.achieved
+        text += f": of {served:,.0f} prompt tokens/s served it computed at most {served * (1 - worst[0]):,.0f}"
     yield Finding(
         "prefix-cache-hits", severity, text + ". Give another --seed, or start servers with --no-enable-prefix-caching."
     )
@@ -124,7 +139,10 @@ def _foreign(cell: Measured) -> Iterator[Finding]:
         if theirs is None:
             continue
         if theirs > ours * (1 + FOREIGN_SHARE) and theirs - ours >= FOREIGN_REQUESTS:
-            text = f"{cell.decoder} servers ended {theirs:.0f} requests, we sent {ours} (limit {FOREIGN_SHARE:.0%} more): someone else used them"
+            text = (
+                f"{cell.decoder} servers ended {theirs:.0f} requests, we sent {ours} (limit {FOREIGN_SHARE:.0%} more):"
+                " someone else used them"
+            )
             yield Finding("foreign-traffic", WARN, text + ". Repeat on servers of your own.")
             return
         break
@@ -138,7 +156,7 @@ def _foreign(cell: Measured) -> Iterator[Finding]:
 
 
 def _littles_law(cell: Measured) -> Iterator[Finding]:
-    """Requests in the servers by their gauges against throughput x mean E2EL: both are request-seconds of the window."""
+    """Requests in the servers by their gauges against throughput x mean E2EL, as request-seconds of the window."""
     # In push decode holds a request from the start, so prefill's gauges would count it twice.
     roles = [cell.decoder] if cell.mode in (COLOCATED, PUSH) else ["prefill", "decode"]
     answers = cell.answers
@@ -158,23 +176,24 @@ def _littles_law(cell: Measured) -> Iterator[Finding]:
     if ours <= 0 or time <= 0:
         return
     if apart > LITTLE_SHARE * ours and apart > LITTLE_SIGMAS * error**0.5 and apart > LITTLE_AT_LEAST * time:
-        text = f"the servers' gauges show {seconds / time:.2f} requests on average, throughput x mean E2EL is {ours / time:.2f} (limit {LITTLE_SHARE:.0%} apart)"
-        hint = "Requests spend time where no server counts them: a proxy, a front end, a server that isn't scraped." if seconds < ours else (
-            "The servers hold requests that are not ours, or gauges stand still."
-        )  # fmt: skip
+        text = (
+            f"the servers' gauges show {seconds / time:.2f} requests on average, throughput x mean E2EL is"
+            f" {ours / time:.2f} (limit {LITTLE_SHARE:.0%} apart)"
+        )
+        hint = "The servers hold requests that are not ours, or gauges stand still."
+        if seconds < ours:
+            hint = "Requests spend time where no server counts them: proxy, front end, or a server that isn't scraped."
         yield Finding("littles-law", WARN, f"{text}. {hint}")
 
 
 def _sampling_error(cell: Measured, role: str) -> float:
-    """Standard error of a role's area under running + waiting, from the roughness of its samples."""
+    """Standard error of a role's area under running + waiting: what samples miss is about the jumps between them."""
     variance = 0.0
     for name in ("running", "waiting"):
         for _, _, _, gauge in cell.window.gauges(role, name):
-            if len(gauge.t) > 2:
-                # A sample stands for its interval; what it misses is about as large as the jumps between samples.
-                jumps, steps = np.diff(gauge.value), np.diff(gauge.t)
-                variance += float(np.sum((jumps * steps) ** 2) / 4)
-    return variance**0.5
+            missed = np.diff(gauge.value) * np.diff(gauge.t)
+            variance += float(np.sum(missed**2)) / 4
+    return math.sqrt(variance)
 
 
 MISSING = (

@@ -1,8 +1,8 @@
 """Where the mean TTFT goes: disjoint parts that sum to `mean_ttft_ms`, with what is not measured in `unexplained`.
 
-Means add, so each part is a mean over one cell: differences of the servers' sums and counts, and for the stages that have
-only a gauge its area over the whole window divided by the requests (Little's law). What each engine's series mean is said
-once, in the functions named in `SPLITS`.
+Means add, so each part is a mean over one cell: differences of the servers' sums and counts, and for the stages that
+have only a gauge its area over the whole window divided by the requests (Little's law). What each engine's series mean
+is said once, in the functions named in `SPLITS`.
 """
 
 from __future__ import annotations
@@ -167,7 +167,7 @@ SPLITS: dict[str, Callable[[Measured, list[str]], dict[str, float | None]]] = {
 
 
 def _nixl(cell: Measured, role: str) -> tuple[float | None, float | None]:
-    """Mean post and transfer time of a handle in ms: one per TP rank, which run side by side, so it is the request's."""
+    """Mean post and transfer time of a handle in ms: TP ranks move theirs side by side, so it is the request's."""
     return cell.window.mean_ms(role, "nixl_post_s"), cell.window.mean_ms(role, "nixl_xfer_s")
 
 
@@ -193,7 +193,8 @@ def first_step(cell: Measured, notes: list[str]) -> float | None:
     step = cell.window.mean_ms("decode", "prefill_s")
     if step is not None and decode_recomputed(cell):
         notes.append(
-            f"decode computed prompts itself: its {step:,.0f} ms before the first token are no step and lie in unexplained."
+            f"decode computed prompts itself: its {step:,.0f} ms before the first token are no step"
+            " and lie in unexplained."
         )
         return None
     return step

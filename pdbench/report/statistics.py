@@ -1,4 +1,4 @@
-"""The statistics a verdict rests on, with numpy and `math` only: order statistics, Theil-Sen, Kolmogorov-Smirnov, tails.
+"""The statistics a verdict rests on, with numpy and `math` only: order statistics, trends, Kolmogorov-Smirnov, tails.
 
 Percentiles take censored values as infinity (a request that ran into its deadline is slower than all that finished);
 a percentile that falls among them is `None`.

@@ -1,11 +1,14 @@
 """Is the mean of a cell a property of the deployment, or of how long the cell ran?
 
-A rising TTFT alone proves nothing: the waits of a healthy queue are correlated over dozens of requests, so by chance they
-often rise through a short run. Such a rise has a witness against it: while a healthy queue is backed up it lets requests
-out *faster* than the load brings them (capacity above the asked rate). In an overload it lets them out more slowly, and
-the backlog never drains. So a cell is called not steady when TTFT (or E2EL) rises with the request index beyond chance,
-by an amount that matters, and answers leave the backlog no faster than the asked rate; or when nearly all requests of
-the cell are in flight at once. `benchmarks/steady_state_errors.py` measures both kinds of error.
+A rising TTFT alone proves nothing: the waits of a healthy queue are correlated over dozens of requests, so by chance
+they often rise through a short run. Such a rise has a witness against it: while a healthy queue is backed up it lets
+requests out *faster* than the load brings them (capacity above the asked rate). In an overload it lets them out more
+slowly, and the backlog never drains. So a cell is called not steady when
+- TTFT (or TPOT, where streams pile up without a slot limit) rises with the request index beyond chance, by an amount
+  that matters, and answers leave the backlog no faster than the asked rate;
+- or one backlog holds most of the cell, and answers leave it more slowly than asked, rising or not;
+- or nearly all requests of the cell are in flight at once.
+`benchmarks/steady_state_errors.py` measures both kinds of error.
 """
 
 from __future__ import annotations
@@ -13,6 +16,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
 from pdbench.report.answers import Answers, in_flight
 from pdbench.report.statistics import Floats, block_medians, mann_kendall_z, theil_sen
@@ -24,12 +28,33 @@ TREND_Z = 2.33  # one-sided 1 % for independent blocks; the witness keeps correl
 RISE_SHARE = 0.3  # of the mean: a smaller rise through the run does not make the mean a figure of its length
 BACKLOG_LEVEL = 0.25  # a request is in the backlog when its value is this far from the low to the high of the run
 CAPACITY_SHARE = 0.95  # asked rate / rate out of the backlog: at or above, the backlog does not drain in such a run
+LOAD_SIGMAS = 1.0  # that rate is known only so well when slots are held for random times
+STRONG_Z = 4.0  # and is taken at its word beside a rise this clear
+STRONG_RISE = 1.0
+LOAD_BATCHES = 8
+BACKLOG_SHARE = 0.5  # of the requests in one backlog
+BACKLOG_TIMES = 3.0  # highest over lowest TTFT (running medians): below, it is no backlog but noise
 WARM_IN_SHARE = 0.2  # of the send window, at most
-WARM_IN_SHARE_E2EL = 0.5
+WARM_IN_SHARE_TPOT = 0.5  # TPOT settles when the batch has filled, after about one E2EL
 PEAK_SHARE_OPEN = 0.8  # of the cell's requests in flight at once
 PEAK_SHARE_CLOSED = 0.5  # a stream that sends two requests measures its own start
 PEAK_MIN_REQUESTS = 5
 CLOSED_WARM_IN_TURNS = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Backlog:
+    """The longest stretch of requests with a raised latency."""
+
+    share: float  # of the requests
+    times: float  # highest over lowest value of the run
+    load: float  # asked rate / rate at which requests leave it
+    load_error: float  # its standard error
+
+    @property
+    def never_drains(self) -> bool:
+        lasting = self.share >= BACKLOG_SHARE and self.times >= BACKLOG_TIMES
+        return lasting and self.load - LOAD_SIGMAS * self.load_error >= 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,13 +65,17 @@ class Trend:
     slope_ms: float  # per request
     z: float
     rise_share: float  # slope x requests / mean
-    load: float | None  # asked rate / rate out of the backlog; None without a rate or a backlog
+    backlog: Backlog | None  # None without an asked rate
 
     @property
     def grows(self) -> bool:
-        return (
-            self.z >= TREND_Z and self.rise_share >= RISE_SHARE and (self.load is None or self.load >= CAPACITY_SHARE)
-        )
+        if self.z < TREND_Z or self.rise_share < RISE_SHARE:
+            return False
+        if self.backlog is None:
+            return True
+        strong = self.z >= STRONG_Z and self.rise_share >= STRONG_RISE
+        doubt = 0.0 if strong else LOAD_SIGMAS * self.backlog.load_error
+        return self.backlog.load - doubt >= CAPACITY_SHARE
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,15 +83,12 @@ class Steadiness:
     """The judgement of one cell and repeat, with what it rests on."""
 
     ttft: Trend | None
-    e2el: Trend | None
+    tpot: Trend | None
+    backlog: Backlog | None  # of TTFT over the whole run
     peak_in_flight: int
     requests: int
     closed: bool
-
-    @property
-    def grows(self) -> Trend | None:
-        """The trend that voids the cell, if one does; TTFT's before E2EL's."""
-        return next((t for t in (self.ttft, self.e2el) if t is not None and t.grows), None)
+    rate: float | None
 
     @property
     def one_burst(self) -> bool:
@@ -72,53 +98,84 @@ class Steadiness:
         return enough and self.peak_in_flight >= share * self.requests
 
     @property
+    def ttft_grows(self) -> bool:
+        return self.ttft is not None and self.ttft.grows
+
+    @property
+    def tpot_grows(self) -> bool:
+        return self.tpot is not None and self.tpot.grows
+
+    @property
+    def never_drains(self) -> bool:
+        return self.backlog is not None and self.backlog.never_drains
+
+    @property
+    def growth_ms(self) -> float | None:
+        """Growth of TTFT in ms per request: the slope seen, or what a backlog's rates imply where none is clear."""
+        if self.ttft is not None and self.ttft_grows:
+            return self.ttft.slope_ms
+        if self.backlog is not None and self.never_drains and self.rate:
+            return (self.backlog.load - 1) / self.rate * 1000
+        return None
+
+    @property
     def steady(self) -> bool:
-        return self.grows is None and not self.one_burst
+        return not (self.ttft_grows or self.tpot_grows or self.never_drains or self.one_burst)
 
 
 def judge(
     answers: Answers, start: float, send_end: float, rate: float | None, streams: int | None = None
 ) -> Steadiness:
-    """Judge one cell and repeat. `rate` is the asked rate of an open loop, `streams` the concurrency of a closed one."""
+    """Judge one cell and repeat: `rate` is the asked rate of an open loop, `streams` a closed one's concurrency."""
     _, flying = in_flight(answers)
-    peak = int(flying.max()) if len(flying) else 0
     mean_e2el_s = (answers.mean(answers.e2el_ms) or 0.0) / 1000
     window = send_end - start
-    settled = {
-        "ttft": answers.intended >= start + min(mean_e2el_s, WARM_IN_SHARE * window),
-        "e2el": answers.intended >= start + min(mean_e2el_s, WARM_IN_SHARE_E2EL * window),
-    }
-    if streams is not None:
-        settled = {name: np.arange(len(answers)) >= CLOSED_WARM_IN_TURNS * streams for name in settled}
-    trends: dict[str, Trend | None] = {}
-    for name, value, leaves in (("ttft", answers.ttft_ms, answers.first), ("e2el", answers.e2el_ms, answers.last)):
-        kept = settled[name] & answers.ok & np.isfinite(value)
-        trends[name] = trend(value[kept], leaves[kept], rate) if kept.sum() >= MIN_REQUESTS else None
-    return Steadiness(trends["ttft"], trends["e2el"], peak, len(answers), streams is not None)
+
+    def settled(share: float) -> NDArray[np.bool_]:
+        if streams is not None:
+            late: NDArray[np.bool_] = np.arange(len(answers)) >= CLOSED_WARM_IN_TURNS * streams
+        else:
+            late = answers.intended >= start + min(mean_e2el_s, share * window)
+        return late & answers.ok
+
+    ttft, tpot = answers.ttft_ms, answers.tpot_ms
+    kept, stream = settled(WARM_IN_SHARE), settled(WARM_IN_SHARE_TPOT) & np.isfinite(tpot)
+    enough = int(answers.ok.sum()) >= MIN_REQUESTS
+    return Steadiness(
+        ttft=trend(ttft[kept], answers.first[kept], rate) if kept.sum() >= MIN_REQUESTS else None,
+        tpot=trend(tpot[stream], answers.last[stream], rate) if stream.sum() >= MIN_REQUESTS else None,
+        backlog=backlog(ttft[answers.ok], answers.first[answers.ok], rate) if enough and rate is not None else None,
+        peak_in_flight=int(flying.max()) if len(flying) else 0,
+        requests=len(answers),
+        closed=streams is not None,
+        rate=rate,
+    )
 
 
 def trend(value_ms: Floats, leaves_s: Floats, rate: float | None) -> Trend:
-    """The trend of a latency over requests in order, `leaves_s` being when each left the stage that the latency ends."""
+    """The trend of a latency over requests in order; `leaves_s` is when each left the stage that the latency ends."""
     n = len(value_ms)
-    index = np.arange(n, dtype=float)
-    slope = theil_sen(index, value_ms) or 0.0
+    slope = theil_sen(np.arange(n, dtype=float), value_ms) or 0.0
     blocks = block_medians(value_ms, min(BLOCKS, n // BLOCK_AT_LEAST))
     mean = float(value_ms.mean())
     share = slope * n / mean if mean > 0 else 0.0
-    return Trend(n, slope, mann_kendall_z(blocks), share, _load(value_ms, leaves_s, rate))
+    held = None if rate is None else backlog(value_ms, leaves_s, rate)
+    return Trend(n, slope, mann_kendall_z(blocks), share, held)
 
 
-def _load(value_ms: Floats, leaves_s: Floats, rate: float | None) -> float | None:
-    """Asked rate over the rate at which requests leave the longest backlog of the run."""
-    if rate is None:
-        return None
+def backlog(value_ms: Floats, leaves_s: Floats, rate: float) -> Backlog | None:
+    """The longest backlog of the run; `None` when it is too short to have a rate."""
     smooth = _running_median(value_ms)
     low, high = float(smooth.min()), float(smooth.max())
     start, end = _longest_run(smooth > low + BACKLOG_LEVEL * (high - low))
     leaving = np.sort(leaves_s[start:end])
     if len(leaving) < 3 or leaving[-1] <= leaving[0]:
         return None
-    return rate * float(leaving[-1] - leaving[0]) / (len(leaving) - 1)
+    gaps = np.diff(leaving)
+    batches = np.array([part.mean() for part in np.array_split(gaps, min(LOAD_BATCHES, len(gaps)))])
+    error = float(batches.std(ddof=1)) / len(batches) ** 0.5
+    times = high / low if low > 0 else np.inf
+    return Backlog((end - start) / len(value_ms), times, rate * float(gaps.mean()), rate * error)
 
 
 def _running_median(value: Floats, width: int = 5) -> Floats:
@@ -127,7 +184,7 @@ def _running_median(value: Floats, width: int = 5) -> Floats:
     return medians
 
 
-def _longest_run(flags: np.ndarray[tuple[int], np.dtype[np.bool_]]) -> tuple[int, int]:
+def _longest_run(flags: NDArray[np.bool_]) -> tuple[int, int]:
     """Start and end of the longest stretch of True."""
     edges = np.diff(np.concatenate(([0], flags.astype(int), [0])))
     starts, ends = np.flatnonzero(edges == 1), np.flatnonzero(edges == -1)

@@ -1,7 +1,7 @@
 """From a run directory to `summary.json`: what `compare` needs and what a reader acts on.
 
-The keys are contracts (docs/run-directory.md): absent means not measured, nothing is 0 for want of data. Repeats of a cell
-are pooled; a cell with a void repeat is void.
+The keys are contracts (docs/run-directory.md): absent means not measured, nothing is 0 for want of data. Repeats of a
+cell are pooled; a cell with a void repeat is void.
 """
 
 from __future__ import annotations
@@ -139,14 +139,11 @@ def _slot_keys(slots: Slots) -> dict[str, Any]:
 
 
 def _growth(cell: Measured) -> dict[str, float]:
-    """Slope of TTFT over the request index, where a repeat was called growing: the steepest of them."""
-    slopes = []
-    for part in cell.parts:
-        load = part.load
-        seen = steady_state.judge(load.answers, load.start, load.send_end, cell.rate, cell.streams)
-        if seen.ttft is not None and (seen.grows is not None or len(cell.parts) == 1):
-            slopes.append(seen.ttft.slope_ms)
-    return {"ttft_growth_ms_per_request": max(slopes)} if slopes else {}
+    """Growth of TTFT with the request index where a repeat was called growing: the steepest of them."""
+    loads = [part.load for part in cell.parts]
+    seen = [steady_state.judge(load.answers, load.start, load.send_end, cell.rate, cell.streams) for load in loads]
+    growth = [judged.growth_ms for judged in seen if judged.growth_ms is not None]
+    return {"ttft_growth_ms_per_request": max(growth)} if growth else {}
 
 
 def _waiting(cell: Measured) -> dict[str, float | None]:

@@ -1,7 +1,7 @@
 """What voids or flags a cell: each finding has its measured value, the limit and what to do next.
 
-`findings` judges one repeat. A void finding means that the cell's numbers do not say what their names promise; a warning
-says what to keep in mind. The limits are constants in `steady_state`, `client_checks` and `server_checks`;
+`findings` judges one repeat. A void finding means that the cell's numbers do not say what their names promise; a
+warning says what to keep in mind. The limits are constants in `steady_state`, `client_checks` and `server_checks`;
 docs/validity.md has the reasons and measured error rates.
 """
 
@@ -25,7 +25,7 @@ def findings(cell: Measured) -> list[Finding]:
 
 
 def merged(per_repeat: Sequence[tuple[int, Sequence[Finding]]]) -> list[Finding]:
-    """Findings of several repeats as the cell's: each code once with its worst severity and the repeats that show it."""
+    """Findings of several repeats as the cell's: each code once, its worst severity, the repeats that show it."""
     if len(per_repeat) == 1:
         return list(per_repeat[0][1])
     by_code: dict[str, list[tuple[int, Finding]]] = {}

@@ -6,6 +6,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 # The order in which a void code is worth naming first.
+UNKNOWN_SHARE = 0.5  # of TTFT unexplained, and an absolute size: then nobody looked, which is not "no cause"
+UNKNOWN_MS = 50.0
 GRAVE = (
     "client-saturated",
     "server-restarted",
@@ -44,22 +46,19 @@ def cell_verdict(cell: Mapping[str, Any]) -> str:
 
 
 def _not_steady(cell: Mapping[str, Any], finding: Mapping[str, Any]) -> str:
-    slots, split = cell.get("slots", {}), cell.get("ttft_split_ms", {})
-    slope = cell.get("ttft_growth_ms_per_request")
+    growth = cell.get("ttft_growth_ms_per_request")
+    if growth is None:
+        return f"not steady state: {finding['evidence']}"
+    cause = next(iter(cell["diagnosis"]), None)
     text = "not steady state"
-    diagnosis = next(iter(cell["diagnosis"]), None)
-    if slots.get("utilisation", 0) >= 1 and "available" in slots:
-        text += f": decode needs {slots['needed']:.1f} slots and has {slots['available']}"
-    elif diagnosis is not None:
-        text += f": {diagnosis['cause']}"
-    if slope is not None and slope > 0 and "TTFT grows" in finding["evidence"]:
-        text += f"; TTFT grows {_ms(slope)} ms per request, so {cell['mean_ttft_ms']:,.0f} ms is a figure of this run's length."
-    else:
-        text += f": {finding['evidence']}"
-        return text
-    advice = diagnosis["advice"] if diagnosis is not None else "Lower the rate or add capacity."
-    del split
-    return f"{text} {_first_sentence(advice)}"
+    if cause is not None:
+        slots = cell.get("slots", {})
+        counted = cause["cause"] == "decode-slots" and slots.get("utilisation", 0) >= 1
+        known = f"decode needs {slots['needed']:.1f} slots and has {slots['available']}" if counted else cause["cause"]
+        text += f": {known}"
+    mean = f"{cell['mean_ttft_ms']:,.0f} ms"
+    text += f"; TTFT grows {_ms(growth)} ms per request, so {mean} is a figure of this run's length."
+    return f"{text} {_first_sentence(cause['advice'] if cause is not None else 'Lower the rate or add capacity.')}"
 
 
 def _good(cell: Mapping[str, Any]) -> str:
@@ -71,11 +70,14 @@ def _good(cell: Mapping[str, Any]) -> str:
     if "utilisation" in slots:
         text += f", {slots['needed']:.1f} of {slots['available']} decode slots"
     causes = cell["diagnosis"]
-    if not causes:
-        return f"{text}. No single cause stands out."
-    first = causes[0]
-    share = "" if first["share"] is None else f" ({first['share']:.0%} of TTFT)"
-    return f"{text}; {first['cause']}{share}: {_first_sentence(first['advice'])}"
+    if causes:
+        first = causes[0]
+        share = "" if first.get("share") is None else f" ({first['share']:.0%} of TTFT)"
+        return f"{text}; {first['cause']}{share}: {_first_sentence(first['advice'])}"
+    unknown = cell.get("ttft_split_ms", {}).get("unexplained", 0.0)
+    if mean and unknown > UNKNOWN_SHARE * mean and unknown > UNKNOWN_MS:
+        return f"{text}; where {unknown / mean:.0%} of TTFT goes was not measured (see metrics-missing)."
+    return f"{text}. No cause stands out."
 
 
 def _first_sentence(text: str) -> str:

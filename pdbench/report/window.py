@@ -1,8 +1,8 @@
 """What the servers' pages say about one cell: counter deltas from edge to edge, gauges over time.
 
-Counters and histogram sums and counts are differences between the last scrape before the cell and the first one after its
-drain, per server and engine rank. A series that the page at the first edge lacks was born in the window and starts at
-0; a page that was not read is never 0. Several repeats of a cell are pooled by adding deltas and integrals.
+Counters and histogram sums and counts are differences between the last scrape before the cell and the first one after
+its drain, per server and engine rank. A series that the page at the first edge lacks was born in the window and starts
+at 0; a page that was not read is never 0. Several repeats of a cell are pooled by adding deltas and integrals.
 """
 
 from __future__ import annotations

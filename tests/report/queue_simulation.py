@@ -1,6 +1,6 @@
 """A small simulation of a P/D pair, event by event, and the run directory that pdbench would have made of it.
 
-It shares no code with pdbench's formulas. What each server would show follows facts of vLLM 0.32: decode starts loads only
+It shares no code with the formulas of pdbench. What each server would show follows vLLM 0.32: decode starts loads only
 in a moment with a free slot and then for everything that waits, a loaded request waits for a slot with its KV already
 there, histograms are filled when a request ends, gauges are what is true at the scrape.
 """
