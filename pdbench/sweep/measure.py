@@ -120,6 +120,7 @@ async def _measure_cell(bench: Bench, cell: Cell, repeat: int) -> set[str | None
         run.save()
         await asyncio.to_thread(run.seal, cell.cell, repeat)
     _note(run, cell, edge)
+    bench.recorder.check()
     return kinds
 
 

@@ -125,8 +125,13 @@ def refusal(row: RequestRow, deployment: Deployment) -> PdbenchError:
             )
         case "http-429" | "http-503":
             return Unreachable(f"{url} turns requests away (HTTP {row.http_status}): {said}", "Wait until it is ready.")
-    length_hint = "If the prompt may be too long for the model, choose shorter --prompt-lens." if row.prompt_len else ""
-    return Unreachable(f"{url} failed on {asked} ({row.error_kind}): {said}", length_hint)
+    hint = "See the server's log; if the prompt may be too long for the model, choose shorter --prompt-lens."
+    if deployment.entry.role == "proxy":
+        hint = (
+            "The handoff may be what fails: prefill and decode must agree on push or pull, version and KV layout. "
+            "Look for 'NIXL compatibility hash mismatch' in decode's log."
+        )
+    return Unreachable(f"{url} failed on {asked} ({row.error_kind}): {said}", hint)
 
 
 def _refusal_hint(said: str) -> str:

@@ -10,11 +10,11 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 
 import pytest
-from replay_server import HTML, Replay, Reply, capture, models, page, serving, vllm
 
 from pdbench.deployment import Deployment, build
 from pdbench.errors import PdbenchError, Unreachable, UsageError
 from pdbench.probe.discover import discover, notes
+from tests.probe.replay_server import HTML, Replay, Reply, capture, models, page, serving, vllm
 
 
 def look(servers: list[tuple[str, Replay]], **known: object) -> Deployment:

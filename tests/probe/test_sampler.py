@@ -15,12 +15,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from replay_server import HTML, Replay, Reply, capture, page, serving
 
 from pdbench.deployment import Deployment, build
 from pdbench.errors import StorageError
 from pdbench.probe.sampler import Edge, Sampler
 from pdbench.run import metric_rows
+from tests.probe.replay_server import HTML, Replay, Reply, capture, page, serving
 
 
 def counting(times: int) -> bytes:

@@ -10,10 +10,10 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 from prometheus_client.parser import text_string_to_metric_families
-from replay_server import capture
 
 from pdbench.probe.scrape import SCRAPES, BadPage, Row, read_page
 from pdbench.probe.vocabulary import ENGINES, family_names, guess_engine, useful_looking
+from tests.probe.replay_server import capture
 
 
 def values(rows: tuple[Row, ...]) -> dict[tuple[str, str, str, str], float]:

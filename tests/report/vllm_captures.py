@@ -76,7 +76,9 @@ def capture_run(path: Path, name: str, *, slots: int | None = 4, stages: bool = 
             counts = {"prompt_tokens": prompt, "output_tokens": tokens_out, "chunks": len(gaps) + 1}
             asked = {"prompt_len": prompt, "output_len": output}
             assert abs(tokens_in - prompt) < 100
-            row = RequestRow(0, 0, "default", f"r{i}", "default", i, done_s=sent + latency, status="ok", **times, **counts, **asked)
+            row = RequestRow(
+                0, 0, "default", f"r{i}", "default", i, done_s=sent + latency, status="ok", **times, **counts, **asked
+            )
             rows.write(json.dumps(request_record(row)) + "\n")
             offsets = [ttft]
             for gap in gaps:
@@ -91,7 +93,14 @@ def capture_run(path: Path, name: str, *, slots: int | None = 4, stages: bool = 
     run.seal(0, 0)
     starts = [request[0] for request in capture["requests"]]
     ends = [request[0] + request[2] for request in capture["requests"]]
-    entry = {"cell": 0, "repeat": 0, "seed": 0, "state": "done", "start_s": min(starts) - 0.01, "send_end_s": max(starts)}
+    entry = {
+        "cell": 0,
+        "repeat": 0,
+        "seed": 0,
+        "state": "done",
+        "start_s": min(starts) - 0.01,
+        "send_end_s": max(starts),
+    }
     run.document["cell_runs"].append({**entry, "end_s": max(ends), "client": {}})
     run.finish()
     run.save()

@@ -6,10 +6,10 @@ import asyncio
 from pathlib import Path
 
 import pytest
-from chromium import BINARY, Page, chromium
-from made_run import bare_summary, grid_summary, run_of
 
 from pdbench.report.html import render_html
+from tests.report_views.chromium import BINARY, Page, chromium
+from tests.report_views.made_run import bare_summary, grid_summary, run_of
 
 pytestmark = [
     pytest.mark.browser,

@@ -9,12 +9,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from made_run import bare_summary, cell_summary, grid_summary, run_of
 
 from pdbench.report import html, series
 from pdbench.report.figures import plain
 from pdbench.report.markup import Markup, script_json, tag
 from pdbench.report.series import Line, thinned
+from tests.report_views.made_run import bare_summary, cell_summary, grid_summary, run_of
 
 HOSTILE = "<img src=x onerror=boom()> </script><script>boom()</script> \" ' & %{y} \x1b[31m"
 ALLOWED_TAGS = {

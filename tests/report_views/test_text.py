@@ -6,10 +6,10 @@ import io
 import re
 
 import pytest
-from made_run import bare_summary, cell_summary, grid_summary
 from rich.console import Console
 
 from pdbench.report.text import print_summary
+from tests.report_views.made_run import bare_summary, cell_summary, grid_summary
 
 HOSTILE = "\x1b[2J\x1b]0;title\x07evil\x1b[31m\r\n\u202e\x9b5n name"
 ESCAPES = re.compile(r"\x1b\[[0-9;]*m")

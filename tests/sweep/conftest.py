@@ -9,7 +9,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from one_cell import SERVER, GroundTruth
+
+from tests.sweep.one_cell import SERVER, GroundTruth
 
 
 def _started(stack: contextlib.ExitStack, log: Path, flags: tuple[str, ...]) -> GroundTruth:

@@ -15,13 +15,13 @@ from pathlib import Path
 import numpy as np
 import psutil
 import pytest
-from one_cell import closed_cell, measure, open_cell, plan_for
 
 from pdbench.deployment import build
 from pdbench.errors import PdbenchError, StorageError
 from pdbench.run import Run
 from pdbench.sweep.cell import cell_offsets, cell_requests
 from pdbench.sweep.plan import Plan, grid
+from tests.sweep.one_cell import closed_cell, measure, open_cell, plan_for
 
 DEPLOYMENT = build("default", [("proxy", "http://127.0.0.1:1")], model="m")
 
@@ -186,7 +186,7 @@ PARENT = """
 import asyncio, sys
 from pathlib import Path
 sys.path.insert(0, sys.argv[1])
-from one_cell import GroundTruth, measure, open_cell, plan_for
+from tests.sweep.one_cell import GroundTruth, measure, open_cell, plan_for
 
 async def tell(recorder, stop, rows):
     while len(rows) < 5:
@@ -200,7 +200,7 @@ measure(Path(sys.argv[3]), server.deployment(), plan_for(open_cell(rate=40), num
 
 
 def test_the_recorder_ends_when_its_parent_is_killed_and_what_it_was_given_is_on_disk(quick_server, tmp_path):
-    place = str(Path(__file__).parent)
+    place = str(Path(__file__).parents[2])
     parent = subprocess.Popen(
         [sys.executable, "-c", PARENT, place, str(quick_server.port), str(tmp_path)], stdout=subprocess.PIPE
     )

@@ -6,10 +6,10 @@ import socket
 
 import numpy as np
 import pytest
-from one_cell import closed_cell, measure, open_cell, plan_for
 
 from pdbench.deployment import build
 from pdbench.sweep.prompts import ChatCalibration
+from tests.sweep.one_cell import closed_cell, measure, open_cell, plan_for
 
 
 def errors_ms(outcome, truth):

@@ -7,13 +7,13 @@ import socket
 from dataclasses import replace
 
 import pytest
-from one_cell import open_cell, plan_for
 
 from pdbench.deployment import build
 from pdbench.errors import Unreachable, UsageError
 from pdbench.run import RequestRow
 from pdbench.sweep.prompts import ChatCalibration
 from pdbench.sweep.warmup import refusal, warm_up
+from tests.sweep.one_cell import open_cell, plan_for
 
 
 def run(deployment, plan, **kwargs):

@@ -1,11 +1,11 @@
 """The scheduler in virtual time: exact schedules, no processes."""
 
 import pytest
-from testbed_client import poisson
-from testbed_virtual import Pull, engine, reference, request, run, tpot_ms
 
 from pdbench.testbed.request import RUNNING, WAITING
 from pdbench.testbed.settings import Settings
+from tests.testbed.testbed_client import poisson
+from tests.testbed.testbed_virtual import Pull, engine, reference, request, run, tpot_ms
 
 PULL = Settings(mode="pull")
 PUSH = Settings(mode="push")

@@ -10,10 +10,10 @@ from collections.abc import Callable
 
 import aiohttp
 import pytest
-from conftest import Start, value
-from testbed_client import body, ids, load, one
 
 from pdbench.testbed import truth
+from tests.testbed.conftest import Start, value
+from tests.testbed.testbed_client import body, ids, load, one
 
 
 def eventually(condition: Callable[[], bool], within_s: float = 5.0) -> None:

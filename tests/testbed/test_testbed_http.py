@@ -7,12 +7,12 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from conftest import page, value
-from testbed_client import MODEL, body, ids, one
 
 from pdbench.testbed import truth
 from pdbench.testbed.launch import Running, running
 from pdbench.testbed.settings import Settings
+from tests.testbed.conftest import page, value
+from tests.testbed.testbed_client import MODEL, body, ids, one
 
 
 @pytest.fixture(scope="module")
@@ -125,6 +125,8 @@ def test_a_repeated_prompt_hits_the_prefix_cache_of_prefill(pull: Running) -> No
         ({"prompt": [300, 151936]}, 400, "Token id 151936 is out of vocabulary"),
         ({"prompt": [-1]}, 400, "Token id -1 is out of vocabulary"),
         ({"prompt": []}, 400, "must be provided"),
+        ({"prompt": [[300], [301]]}, 400, "one prompt a request"),
+        ({"prompt": [300, "x"]}, 400, "one prompt a request"),
         ({"max_tokens": 0}, 400, "max_tokens must be at least 1, got 0."),
         ({"model": "nope"}, 404, "The model `nope` does not exist. Valid aliases: simulated-qwen3-32b."),
         ({"kv_transfer_params": "x"}, 400, "JSON objects"),

@@ -12,12 +12,12 @@ from pathlib import Path
 
 import pytest
 import typer
-from conftest import value
 from typer.testing import CliRunner
 
 from pdbench.testbed import command
 from pdbench.testbed.launch import TestbedError, running
 from pdbench.testbed.settings import Settings
+from tests.testbed.conftest import value
 
 COMMAND = (
     "import typer; from pdbench.testbed import command; app = typer.Typer(); app.command()(command.testbed); app()"

@@ -4,9 +4,10 @@ import re
 from pathlib import Path
 
 import pytest
-from conftest import Start, page
 from prometheus_client.parser import text_string_to_metric_families
-from testbed_client import body, ids, one
+
+from tests.testbed.conftest import Start, page
+from tests.testbed.testbed_client import body, ids, one
 
 CAPTURES = Path(__file__).parent / "captures"
 NOT_SIMULATED = re.compile(r"vllm:estimated_\w+")  # model FLOPs utilisation

@@ -1,10 +1,10 @@
 """A push deployment: who counts what, and how one request goes."""
 
 import pytest
-from conftest import Start, value
-from testbed_client import body, ids, one
 
 from pdbench.testbed import truth
+from tests.testbed.conftest import Start, value
+from tests.testbed.testbed_client import body, ids, one
 
 
 def test_push_writes_from_prefill_and_counts_there(start: Start) -> None:

@@ -4,10 +4,10 @@ Counted on the simulated schedule (truth log) where a noisy machine could blur i
 """
 
 import pytest
-from conftest import Start, value
-from testbed_client import load
 
 from pdbench.testbed import truth
+from tests.testbed.conftest import Start, value
+from tests.testbed.testbed_client import load
 
 
 @pytest.mark.parametrize(("mode", "tpot_ms", "growth_ms"), [("pull", 10.3, (38, 52)), ("push", 6.9, (-2, 2))])
