@@ -111,7 +111,7 @@ def _small(value: Any) -> Any:
 def log_axis(low: float, high: float) -> dict[str, Any]:
     """A logarithmic axis from `low` to `high` with 1-2-5 marks, or only powers of ten where those would crowd."""
     low, high = max(low, 1e-4), max(high, 2e-4)
-    steps = (1, 2, 5) if high / low < 300 else (1,)
+    steps = (1, 2, 5) if high / low < 1000 else (1,)
     decades = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
     marks = [step * 10.0**decade for decade in decades for step in steps]
     ends = [math.log10(low), math.log10(high)]

@@ -53,7 +53,9 @@ def waiting(cells: Sequence[CellSummary]) -> Reading:
         if mean is None:
             return None
         return Field(
-            number(float(mean)), math.sqrt(float(mean) / highest), "" if top is None else f"max {short(float(top))}"
+            wording.tenths(float(mean)),
+            math.sqrt(float(mean) / highest),
+            "" if top is None else f"max {short(float(top))}",
         )
 
     return read
@@ -84,7 +86,7 @@ def _log_scale(values: Sequence[float | None]) -> Callable[[float], float]:
 
 
 MAPS: dict[str, tuple[str, Callable[[Sequence[CellSummary]], Reading]]] = {
-    "heat latency": ("TTFT {percentile}, ms", ttft),
+    "heat latency": ("TTFT {percentile}, ms{why}", ttft),
     "heat wait": ("Decode waiting, mean requests", waiting),
     "heat slots": ("Decode slots needed, against available", slots),
 }
@@ -98,7 +100,8 @@ def maps(cells: Sequence[CellSummary]) -> Markup:
     parts: list[Child] = []
     for kind, (title, reading) in MAPS.items():
         read, drawn = reading(cells), []
-        title = title.format(percentile=wording.highest_percentile(cells, "ttft"))
+        why = wording.why_not_p99(cells, "ttft")
+        title = title.format(percentile=wording.highest_percentile(cells, "ttft"), why=f" ({why})" if why else "")
         for (target, output, _), group in groups.items():
             names = [clean(target, 60)] if len({key[0] for key in groups}) > 1 else []
             names += [f"{output} output tokens"] if len({key[1] for key in groups}) > 1 else []

@@ -83,29 +83,21 @@ def _latency(cells: Sequence[CellSummary], quantile: str, metric: str) -> Figure
     values = [value for trace in traces for value in trace.y]
     if not values:
         return None
-    above = (
-        ""
-        if quantile != wording.highest_percentile(cells, metric) or quantile == "p99"
-        else _no_higher(cells, quantile)
-    )
+    why = wording.why_not_p99(cells, metric) if quantile == wording.highest_percentile(cells, metric) else ""
     few = sum(wording.needed_requests(cell, quantile, metric) is not None for cell in cells)
     missing = len(cells) - len(values) - few
-    notes = [above] if above else []
+    notes = [f"{why}, more than any valid cell has."] if why else []
     notes += [f"Too few requests for this percentile in {few} of {len(cells)} cells."] if few else []
     notes += [f"Not measured in {missing} of {len(cells)} cells."] if missing > 0 else []
     axis: dict[str, Any] = {"rangemode": "tozero", "tickformat": ",~f"}
     if min(values) > 0 and max(values) > 20 * min(values):
-        axis = log_axis(min(values) * 0.7, max(values) * 1.4)
+        highs = [high for cell in cells if (high := interval(cell, quantile, metric)[1]) is not None]
+        axis = log_axis(min(values) * 0.7, max([*values, *highs]) * 1.4)
     axis["title"] = {"text": f"{title}, ms"}
     height = 300 + 29 * -(-len(found) // 2)  # two names of the legend stand side by side
     made = document(traces, height=height, showlegend=len(found) > 1, xaxis=load_axis(cells), yaxis=axis)
     spoken = f"{title} in ms against the load; {len(found)} lines by prompt length, {len(values)} cells."
     return Figure(title, spoken, made, " ".join(notes))
-
-
-def _no_higher(cells: Sequence[CellSummary], quantile: str) -> str:
-    needs = [n for cell in cells if (n := wording.needed_requests(cell, "p99", "ttft")) is not None]
-    return f"No cell has enough requests for p99 (it takes {min(needs)})." if needs and quantile != "p50" else ""
 
 
 def _lines(

@@ -156,9 +156,16 @@ def interval(cell: CellSummary, quantile: str, metric: str) -> tuple[float | Non
 
 
 def highest_percentile(cells: Sequence[CellSummary], metric: str) -> str:
-    """p99, or the highest below it that at least one cell has enough requests for."""
-    known = (q for q in ("p99", "p90", "p50") if any(statistic(cell, q, metric) is not None for cell in cells))
+    """p99, or the highest below it that a sound cell (a void one, where there is no other) has enough requests for."""
+    sound = [cell for cell in cells if verdict_mark(cell) != "void"] or cells
+    known = (q for q in ("p99", "p90", "p50") if any(statistic(cell, q, metric) is not None for cell in sound))
     return next(known, "p99")
+
+
+def why_not_p99(cells: Sequence[CellSummary], metric: str) -> str:
+    """Why a lower percentile than p99 is shown; empty where p99 is."""
+    needs = [n for cell in cells if (n := needed_requests(cell, "p99", metric)) is not None]
+    return f"p99 takes {max(needs)} requests" if needs and highest_percentile(cells, metric) != "p99" else ""
 
 
 def split(cell: CellSummary) -> dict[str, float]:
