@@ -163,7 +163,8 @@ class Live:
         expected = self.expected_s[self.turn]
         answered = f"{seen.ok} answered" + (f" of {self.planned}" if self.planned else "")
         lines = [self._where(cell, repeat)]
-        span = f"{elapsed:.0f} s" + (f" of {expected:.0f} s" if expected else "")
+        sending = f" of {expected:.0f} s" if expected and elapsed <= expected else ", last answers" if expected else ""
+        span = f"{elapsed:.0f} s{sending}"
         bar = _bar(elapsed / expected) + "  " if expected else ""
         left = self._left_s(elapsed)
         lines.append(_labelled("progress", f"{bar}{span}  {_left(left)}"))
