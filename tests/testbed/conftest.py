@@ -1,5 +1,6 @@
 """Deployments for these tests: real processes on ports that the kernel picks."""
 
+import itertools
 import re
 import urllib.request
 from collections.abc import Callable, Iterator
@@ -18,7 +19,8 @@ Start = Callable[..., Running]
 def start(tmp_path: Any) -> Iterator[Start]:
     """`start(mode=..., ...)` starts a deployment that ends with the test."""
     with ExitStack() as stack:
-        yield lambda **fields: stack.enter_context(running(Settings(log=str(tmp_path), **fields).on_free_ports()))
+        logs = (str(tmp_path / str(number)) for number in itertools.count())
+        yield lambda **fields: stack.enter_context(running(Settings(log=next(logs), **fields).on_free_ports()))
 
 
 def page(url: str) -> str:

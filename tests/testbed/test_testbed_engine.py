@@ -26,6 +26,11 @@ def test_posting_costs_what_the_published_run_says() -> None:
     assert 1000 * (stamps["post_end"] - stamps["post_start"]) == pytest.approx(14.7)
 
 
+def test_descriptors_cost_posting_time() -> None:
+    stamps = reference(Settings(descriptors=10_000, us_per_descriptor=2.5), [0.0], prompt=2000)[0].stamps
+    assert 1000 * (stamps["post_end"] - stamps["post_start"]) == pytest.approx(14.7 + 25.0)
+
+
 @pytest.mark.parametrize(("mode", "stall_s"), [("pull", 0.0083 + 4096 * 3.2e-6), ("push", 0.0)])
 def test_pull_stalls_running_streams_by_the_post_and_push_does_not(mode: str, stall_s: float) -> None:
     settings = Settings(mode=mode, step_per_seq_ms=0.0)
