@@ -19,6 +19,7 @@ MISMATCH_VOID_SHARE = 0.01
 CHAT_PROMPT_SHARE = 0.05  # a chat template adds tokens: text prompts may be this much or 16 tokens off
 CHAT_PROMPT_TOKENS = 16
 P99_NEEDS = needed_for(0.99)
+TOO_FEW = "too-few-requests"
 
 # A send that is late, or a loop that wakes late, moves a latency by at most that much. Half a percent of requests moved
 # by 5 % of the mean TTFT leaves every printed percentile within 5 %; below 20 ms it is what a busy host's timer gives.
@@ -46,10 +47,10 @@ def _not_steady(cell: Measured) -> Iterator[Finding]:
     if seen.never_drains and seen.backlog is not None:
         out = seen.rate / seen.backlog.load if seen.rate else 0.0
         reasons.append(f"{seen.backlog.share:.0%} of the requests stood in one backlog that let {out:.2f} req/s out")
-    if growth is None and seen.tpot is not None and seen.tpot_grows:
-        slope = seen.tpot.slope_ms * 1000
+    if growth is None and seen.flight is not None and seen.flight_grows:
         reasons.append(
-            f"TPOT grows {_ms(slope)} us per request as streams pile up: the mean is a figure of this run's length"
+            f"requests in flight grew from {seen.flight.first:.0f} to {seen.flight.last:.0f}:"
+            " the mean is a figure of this run's length"
         )
     if seen.one_burst:
         reasons.append(
@@ -192,13 +193,13 @@ def _token_mismatch(cell: Measured) -> Iterator[Finding]:
     yield Finding("token-mismatch", severity, text + ". Check max_model_len, ignore_eos and the endpoint.")
 
 
-def _too_few(cell: Measured) -> Iterator[Finding]:
+def too_few(cell: Measured) -> Iterator[Finding]:
     """A percentile without an upper bound."""
     n = cell.answers.count("ok", "timeout")
     if 0 < n < P99_NEEDS:
         text = f"{n} requests: p99 is no point below {P99_NEEDS}, its upper end is unbounded"
         advice = f". Use --num-prompts {P99_NEEDS} or a longer --duration."
-        yield Finding("too-few-requests", WARN, text + advice)
+        yield Finding(TOO_FEW, WARN, text + advice)
 
 
 def _ms(value: float) -> str:
@@ -212,5 +213,5 @@ CLIENT_CHECKS: tuple[Callable[[Measured], Iterator[Finding]], ...] = (
     _arrivals_off,
     _failed,
     _token_mismatch,
-    _too_few,
+    too_few,
 )

@@ -19,6 +19,8 @@ from pdbench.report.split import POLL_STEPS, Split, stages_of
 
 SUBSTANTIAL_SHARE = 0.25  # of the mean TTFT; what takes less is not what makes a TTFT bad
 SUBSTANTIAL_MS = 50.0  # and an absolute size: a quarter of a good TTFT is no cause
+LARGE_SHARE = 0.10  # beside another cause, what takes this share
+LARGE_MS = 500.0  # and this long is worth naming too
 COMPUTE_SHARE = 0.5  # of the mean TTFT spent computing the prompt, which every request has to some extent
 COMPUTE_MS = 300.0
 COPIED_IN_POST = 0.9  # of the transfer time spent in its post: the copy itself runs there (same host), not the posting
@@ -54,7 +56,8 @@ class Case:
     tpot0_ms: float | None  # TPOT of the same shape at low load in this run
 
     def substantial(self, total_ms: float | None) -> bool:
-        limit = max(SUBSTANTIAL_MS, SUBSTANTIAL_SHARE * self.mean_ttft_ms)
+        mean = self.mean_ttft_ms
+        limit = min(max(SUBSTANTIAL_MS, SUBSTANTIAL_SHARE * mean), max(LARGE_MS, LARGE_SHARE * mean))
         return total_ms is not None and total_ms >= limit
 
     def of_ttft(self, part_ms: float) -> str:
@@ -163,6 +166,22 @@ def _unnamed_wait(case: Case) -> Iterator[Cause]:
     )
 
 
+def _unnamed_leg(case: Case) -> Iterator[Cause]:
+    """Dynamo's prefill page has the whole leg and not its parts."""
+    leg = case.cell.window.mean_ms("prefill", "prefill_leg_s")
+    if leg is None or "prefill" in case.split.parts or leg < max(COMPUTE_MS, COMPUTE_SHARE * case.mean_ttft_ms):
+        return
+    held = case.cell.window.send_mean("prefill", "inflight")
+    load = "" if held is None else f"; {held:.1f} requests were in it on average"
+    yield Cause(
+        "not-distinguishable",
+        leg / case.mean_ttft_ms,
+        f"the prefill leg takes {case.of_ttft(leg)}, and its page does not tell queue, compute and transfer apart{load}.",
+        "Send one request alone: what its leg is shorter by is queue.",
+        "The leg of a request alone is compute and transfer.",
+    )
+
+
 def _prefill_queue(case: Case) -> Iterator[Cause]:
     """Requests wait for prefill; co-located, where slots are known not to be what they wait for."""
     cell = case.cell
@@ -258,6 +277,7 @@ def _client(case: Case) -> Iterator[Cause]:
 CAUSES: tuple[Callable[[Case], Iterator[Cause]], ...] = (
     _decode_slots,
     _unnamed_wait,
+    _unnamed_leg,
     _prefill_queue,
     _prefill_compute,
     _transfer,

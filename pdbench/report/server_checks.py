@@ -206,6 +206,9 @@ MISSING = (
     ("colocated", "running", "whether its slots are full"),
 )
 
+# Dynamo's decode waits for slots only, so its waiting gauge says what these would.
+NOT_DYNAMO = ("kv_fetch_stage", "queue_s")
+
 
 def _missing(cell: Measured) -> Iterator[Finding]:
     """Names what was not scraped and what cannot be said for want of it."""
@@ -221,10 +224,10 @@ def _missing(cell: Measured) -> Iterator[Finding]:
         for role in sorted((wanted & roles) - read)
     ]
     for role, canonical, meaning in MISSING:
-        if role in read and not cell.window.has(role, canonical):
+        if role in read and not cell.window.has(role, canonical) and not (cell.dynamo and canonical in NOT_DYNAMO):
             texts.append(f"{role} lacks {canonical}: no {meaning}")
     source = "prefill" if cell.mode == PUSH else "decode"
-    if source in read and not cell.window.has(source, "nixl_xfer_s"):
+    if source in read and not cell.window.has(source, "nixl_xfer_s") and cell.mode != COLOCATED and not cell.dynamo:
         texts.append(f"{source} lacks nixl_xfer_s: no transfer time")
     servers = {str(s.get("name")) for s in cell.deployment.get("servers", []) if s.get("role") in wanted & read}
     if unread := sorted(servers - {page.server for _, page in cell.window.pages()}):

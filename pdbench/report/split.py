@@ -42,6 +42,7 @@ class Stages:
     slot: float  # waiting to start, and loaded but more of them than slots are free
     poll: float  # loaded and not admitted although a slot is free
     loading: float  # in progress
+    loading_no_slot: float  # of that, what was more than slots are free
     samples: int
     step_s: float
 
@@ -202,7 +203,7 @@ def first_step(cell: Measured, notes: list[str]) -> float | None:
 
 def stages_of(cell: Measured) -> Stages | None:
     """Areas under decode's stage gauges; `None` where the engine has none."""
-    slot = poll = loading = 0.0
+    slot = poll = loading = loading_no_slot = 0.0
     samples, found = 0, False
     for segment, page in cell.window.pages("decode"):
         for engine in page.engines() or [""]:
@@ -214,17 +215,18 @@ def stages_of(cell: Measured) -> Stages | None:
             found = True
             samples += len(start.t)
             slot += start.integral(segment.start, segment.end)
-            loading += moving.integral(segment.start, segment.end)
-            kept_out = _beyond_free(loaded, engine_gauge(page, engine, "running"), engine_limit(cell, page, engine))
-            no_slot = kept_out.integral(segment.start, segment.end)
+            running, limit = engine_gauge(page, engine, "running"), engine_limit(cell, page, engine)
+            no_slot = _beyond_free(loaded, running, limit).integral(segment.start, segment.end)
             slot += no_slot
             poll += loaded.integral(segment.start, segment.end) - no_slot
+            loading += moving.integral(segment.start, segment.end)
+            loading_no_slot += _beyond_free(moving, running, limit).integral(segment.start, segment.end)
     step = cell.window.mean_s("decode", "itl_s") or (cell.answers.mean(cell.answers.tpot_ms) or 0.0) / 1000
-    return Stages(slot, poll, loading, samples, step) if found else None
+    return Stages(slot, poll, loading, loading_no_slot, samples, step) if found else None
 
 
 def _beyond_free(loaded: Gauge, running: Gauge | None, limit: float | None) -> Gauge:
-    """Loaded requests beyond the free slots: they wait for a slot, the others to be noticed (all, without a limit)."""
+    """Requests beyond the free slots: they wait for a slot, the others to be noticed (all, without a limit)."""
     if running is None or limit is None or len(running.t) == 0:
         return Gauge(loaded.t, np.zeros_like(loaded.value))
     place = np.clip(np.searchsorted(running.t, loaded.t, side="right") - 1, 0, None)
@@ -251,10 +253,14 @@ def divide_rest(
         )
         return None, None
     step_ms = stages.step_s * 1000
-    slot_ms = max(0.0, stages.slot / requests * 1000 - (step_ms if stages.slot > 0 else 0.0))
-    poll_ms = stages.poll / requests * 1000 + min(stages.slot / requests * 1000, step_ms)
-    if xfer is not None:
-        poll_ms += max(0.0, stages.loading / requests * 1000 - xfer)
+    slot_ms, poll_ms = stages.slot / requests * 1000, stages.poll / requests * 1000
+    if xfer is not None and stages.loading > 0:
+        # A load that takes longer than its transfer waits for the engine, or for others' loads where no slot is free.
+        over = max(0.0, stages.loading / requests * 1000 - xfer)
+        no_slot = stages.loading_no_slot / stages.loading
+        slot_ms, poll_ms = slot_ms + over * no_slot, poll_ms + over * (1 - no_slot)
+    noticing = min(slot_ms, step_ms)  # the last step before admission is no wait for a slot
+    slot_ms, poll_ms = slot_ms - noticing, poll_ms + noticing
     if rest <= 0:
         return (0.0 if slot_ms == 0 else None), None
     if slot_ms + poll_ms == 0:

@@ -61,8 +61,7 @@ def quantile_ranks(n: int, q: float, confidence: float = CONFIDENCE) -> tuple[in
     upper = _smallest(lambda u: 1 - binomial_cdf(u - 1, n, q) <= alpha / 2, 1, n)
     if upper is None and q**n + (1 - q) ** n <= alpha:
         upper = n
-    spent = 1 - binomial_cdf(upper - 1, n, q) if upper is not None else alpha / 2
-    budget = max(alpha / 2, alpha - spent) if upper is not None else alpha / 2
+    budget = alpha / 2 if upper is None else alpha - (1 - binomial_cdf(upper - 1, n, q))
     beyond = _smallest(lambda rank: binomial_cdf(rank - 1, n, q) > budget, 1, n + 1)
     lower = (beyond or 1) - 1
     return (lower if lower >= 1 else None), upper

@@ -4,9 +4,11 @@ A rising TTFT alone proves nothing: the waits of a healthy queue are correlated 
 they often rise through a short run. Such a rise has a witness against it: while a healthy queue is backed up it lets
 requests out *faster* than the load brings them (capacity above the asked rate). In an overload it lets them out more
 slowly, and the backlog never drains. So a cell is called not steady when
-- TTFT (or TPOT, where streams pile up without a slot limit) rises with the request index beyond chance, by an amount
-  that matters, and answers leave the backlog no faster than the asked rate;
+- TTFT rises with the request index beyond chance, by an amount that matters, and answers leave the backlog no faster
+  than the asked rate;
 - or one backlog holds most of the cell, and answers leave it more slowly than asked, rising or not;
+- or the requests in flight grow after the ramp and fewer answers come out than chance allows (where streams pile up
+  without a slot limit, TTFT may stay flat);
 - or nearly all requests of the cell are in flight at once.
 `benchmarks/steady_state_errors.py` measures both kinds of error.
 """
@@ -35,7 +37,12 @@ LOAD_BATCHES = 8
 BACKLOG_SHARE = 0.5  # of the requests in one backlog
 BACKLOG_TIMES = 3.0  # highest over lowest TTFT (running medians): below, it is no backlog but noise
 WARM_IN_SHARE = 0.2  # of the send window, at most
-WARM_IN_SHARE_TPOT = 0.5  # TPOT settles when the batch has filled, after about one E2EL
+RAMP_E2ELS = 1.5  # requests in flight have settled after this many E2ELs of the first requests
+RAMP_OF_FIRST = 0.1  # share of the requests that are the first ones
+RAMP_AT_MOST = 0.7  # of the send window; a longer ramp leaves nothing to judge
+FLIGHT_TIMES = 1.5  # in flight at the end over at the start
+MISSING_SHARE = 0.1  # of the answers that should have come out
+MISSING_SIGMAS = 3.0  # in Poisson's standard deviations
 PEAK_SHARE_OPEN = 0.8  # of the cell's requests in flight at once
 PEAK_SHARE_CLOSED = 0.5  # a stream that sends two requests measures its own start
 PEAK_MIN_REQUESTS = 5
@@ -79,11 +86,28 @@ class Trend:
 
 
 @dataclass(frozen=True, slots=True)
+class Flight:
+    """Requests in flight over the send window after the ramp, and the answers that came out in that time."""
+
+    first: float  # in flight, mean of the first fifth of the time
+    last: float  # of the last fifth
+    z: float
+    due: float  # answers at the asked rate
+    seen: int
+
+    @property
+    def grows(self) -> bool:
+        missing = self.due - self.seen
+        fewer = missing > MISSING_SHARE * self.due and missing > MISSING_SIGMAS * self.due**0.5
+        return fewer and self.z >= TREND_Z and self.last >= FLIGHT_TIMES * self.first
+
+
+@dataclass(frozen=True, slots=True)
 class Steadiness:
     """The judgement of one cell and repeat, with what it rests on."""
 
     ttft: Trend | None
-    tpot: Trend | None
+    flight: Flight | None
     backlog: Backlog | None  # of TTFT over the whole run
     peak_in_flight: int
     requests: int
@@ -102,8 +126,8 @@ class Steadiness:
         return self.ttft is not None and self.ttft.grows
 
     @property
-    def tpot_grows(self) -> bool:
-        return self.tpot is not None and self.tpot.grows
+    def flight_grows(self) -> bool:
+        return self.flight is not None and self.flight.grows
 
     @property
     def never_drains(self) -> bool:
@@ -120,7 +144,7 @@ class Steadiness:
 
     @property
     def steady(self) -> bool:
-        return not (self.ttft_grows or self.tpot_grows or self.never_drains or self.one_burst)
+        return not (self.ttft_grows or self.flight_grows or self.never_drains or self.one_burst)
 
 
 def judge(
@@ -128,28 +152,38 @@ def judge(
 ) -> Steadiness:
     """Judge one cell and repeat: `rate` is the asked rate of an open loop, `streams` a closed one's concurrency."""
     _, flying = in_flight(answers)
-    mean_e2el_s = (answers.mean(answers.e2el_ms) or 0.0) / 1000
-    window = send_end - start
-
-    def settled(share: float) -> NDArray[np.bool_]:
-        if streams is not None:
-            late: NDArray[np.bool_] = np.arange(len(answers)) >= CLOSED_WARM_IN_TURNS * streams
-        else:
-            late = answers.intended >= start + min(mean_e2el_s, share * window)
-        return late & answers.ok
-
-    ttft, tpot = answers.ttft_ms, answers.tpot_ms
-    kept, stream = settled(WARM_IN_SHARE), settled(WARM_IN_SHARE_TPOT) & np.isfinite(tpot)
-    enough = int(answers.ok.sum()) >= MIN_REQUESTS
+    if streams is not None:
+        settled = np.arange(len(answers)) >= CLOSED_WARM_IN_TURNS * streams
+    else:
+        mean_e2el_s = (answers.mean(answers.e2el_ms) or 0.0) / 1000
+        settled = answers.intended >= start + min(mean_e2el_s, WARM_IN_SHARE * (send_end - start))
+    kept = settled & answers.ok
+    ttft, enough = answers.ttft_ms, int(answers.ok.sum()) >= MIN_REQUESTS
     return Steadiness(
         ttft=trend(ttft[kept], answers.first[kept], rate) if kept.sum() >= MIN_REQUESTS else None,
-        tpot=trend(tpot[stream], answers.last[stream], rate) if stream.sum() >= MIN_REQUESTS else None,
+        flight=flight(answers, start, send_end, rate) if enough and rate is not None else None,
         backlog=backlog(ttft[answers.ok], answers.first[answers.ok], rate) if enough and rate is not None else None,
         peak_in_flight=int(flying.max()) if len(flying) else 0,
         requests=len(answers),
         closed=streams is not None,
         rate=rate,
     )
+
+
+def flight(answers: Answers, start: float, send_end: float, rate: float) -> Flight | None:
+    """Requests in flight after the ramp; `None` when the run is too short to have an after."""
+    e2el = answers.e2el_ms[answers.ok] / 1000
+    ramp = RAMP_E2ELS * float(np.median(e2el[: max(5, int(RAMP_OF_FIRST * len(e2el)))]))
+    if ramp > RAMP_AT_MOST * (send_end - start):
+        return None
+    times, flying = in_flight(answers)
+    at = np.linspace(start + ramp, send_end, BLOCKS + 1)[1:]
+    held = flying[np.clip(np.searchsorted(times, at, side="right") - 1, 0, None)].astype(float)
+    fifth = BLOCKS // 5
+    ended = answers.done[np.isfinite(answers.done)]
+    seen = int(((ended > start + ramp) & (ended <= send_end)).sum())
+    due = rate * (send_end - start - ramp)
+    return Flight(float(held[:fifth].mean()), float(held[-fifth:].mean()), mann_kendall_z(held), due, seen)
 
 
 def trend(value_ms: Floats, leaves_s: Floats, rate: float | None) -> Trend:

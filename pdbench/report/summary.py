@@ -74,7 +74,7 @@ def cell_summary(cell: Measured, tpot0_ms: float | None = None) -> dict[str, Any
     """One entry of `cells`: all repeats pooled, then each alone."""
     alone = [(part, cell.only(part)) for part in cell.parts]
     found = [(part.repeat, findings(single)) for part, single in alone]
-    validity = merged(found)
+    validity = merged(cell, found)
     whole = figures(cell)
     split, slots = split_of(cell), slots_of(cell)
     causes = diagnose(cell, split, validity, tpot0_ms)

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from pdbench.report.cell import Measured
-from pdbench.report.client_checks import CLIENT_CHECKS
+from pdbench.report.client_checks import CLIENT_CHECKS, TOO_FEW, too_few
 from pdbench.report.finding import VOID, WARN, Finding
 from pdbench.report.server_checks import SERVER_CHECKS
 
@@ -24,13 +24,18 @@ def findings(cell: Measured) -> list[Finding]:
     return sorted(found, key=lambda finding: finding.severity != VOID)
 
 
-def merged(per_repeat: Sequence[tuple[int, Sequence[Finding]]]) -> list[Finding]:
-    """Findings of several repeats as the cell's: each code once, its worst severity, the repeats that show it."""
+def merged(cell: Measured, per_repeat: Sequence[tuple[int, Sequence[Finding]]]) -> list[Finding]:
+    """Findings of several repeats as the cell's: each code once, its worst severity, the repeats that show it.
+
+    Whether there are requests enough is a question to all repeats together.
+    """
     if len(per_repeat) == 1:
         return list(per_repeat[0][1])
     by_code: dict[str, list[tuple[int, Finding]]] = {}
     for repeat, found in per_repeat:
         for finding in found:
+            if finding.code == TOO_FEW:
+                continue
             by_code.setdefault(finding.code, []).append((repeat, finding))
     joined = []
     for shown in by_code.values():
@@ -38,6 +43,7 @@ def merged(per_repeat: Sequence[tuple[int, Sequence[Finding]]]) -> list[Finding]
         repeats = sorted({repeat for repeat, _ in shown})
         where = "" if len(repeats) == len(per_repeat) else f" (repeat {', '.join(str(r + 1) for r in repeats)})"
         joined.append(replace(worst, evidence=worst.evidence + where))
+    joined += too_few(cell)
     return sorted(joined, key=lambda finding: finding.severity != VOID)
 
 

@@ -44,7 +44,7 @@ class World:
     known_slots: bool = True
     link_gb_s: float | None = None
     kv_bytes_per_token: int = 131072
-    sample_s: float = 0.25
+    sample_s: float = 0.5
     recompute: bool = False
     spoil: list[Callable[[Req], None]] = field(default_factory=list)
     client: dict[str, Any] = field(default_factory=dict)

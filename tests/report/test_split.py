@@ -1,0 +1,111 @@
+"""The split gives the planted parts back, sums to the mean exactly, and leaves what it cannot know in unexplained."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pdbench.report.summary import summarise
+from tests.report.queue_simulation import World, make_run, simulate, truth
+
+REFERENCE = World(
+    rate=8,
+    n=240,
+    prompt=16384,
+    tokens=128,
+    prefill_s=0.06,
+    transfer_s=0.0712,
+    post_s=0.0607,
+    step_s=0.0104,
+    slots=8,
+    sample_s=0.25,
+)
+
+
+def cell_of(path: Path, world: World, **document: Any) -> dict[str, Any]:
+    cell: dict[str, Any] = summarise(make_run(path / "run", [[world]], **document))["cells"][0]
+    split = cell["ttft_split_ms"]
+    assert sum(split.values()) == pytest.approx(cell["mean_ttft_ms"], abs=1e-6)
+    return cell
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+def test_healthy_pull_gives_every_part_back(tmp_path: Path, seed: int) -> None:
+    world = World(seed=seed)
+    split, planted = cell_of(tmp_path, world)["ttft_split_ms"], truth(world, simulate(world))
+    assert split["proxy"] == pytest.approx(4.0, abs=0.01) and split["prefill"] == pytest.approx(80.0)
+    assert split["prefill_queue"] == pytest.approx(planted["prefill_queue"], abs=0.01)
+    assert split["post"] == pytest.approx(5.0) and split["transfer"] == pytest.approx(15.0)
+    assert split["first_step"] == pytest.approx(10.0) and split["slot_wait"] == 0.0
+    assert split["poll"] == pytest.approx(planted["wait_after_load"], abs=0.1)
+    assert split["unexplained"] == pytest.approx(0.0, abs=0.1)
+
+
+@pytest.mark.parametrize("seed", [1, 2, 3])
+def test_slot_wait_holds_what_waits_before_and_after_the_load(tmp_path: Path, seed: int) -> None:
+    world = World(**{**vars(REFERENCE), "seed": seed})
+    split, planted = cell_of(tmp_path, world)["ttft_split_ms"], truth(world, simulate(world))
+    assert planted["slot_wait"] > 1500 and planted["wait_after_load"] > 500
+    assert split["slot_wait"] == pytest.approx(planted["slot_wait"], rel=0.03)
+    assert split["poll"] < 0.03 * planted["slot_wait"]
+
+
+def test_slow_transfer_is_transfer_and_not_slot_wait(tmp_path: Path) -> None:
+    split = cell_of(tmp_path, World(rate=1, transfer_s=1.0))["ttft_split_ms"]
+    assert split["transfer"] == pytest.approx(995) and split["slot_wait"] == 0.0 and split["poll"] < 30
+
+
+def test_without_stage_gauges_the_rest_is_never_called_slot_wait(tmp_path: Path) -> None:
+    cell = cell_of(tmp_path, World(rate=2, tokens=128, slots=2, stages=False, n=100))
+    split = cell["ttft_split_ms"]
+    assert "slot_wait" not in split and "poll" not in split and split["unexplained"] > 500
+    assert "kv_fetch_stage" in " ".join(cell["ttft_split_notes"])
+    assert any(v["code"] == "metrics-missing" and "kv_fetch_stage" in v["evidence"] for v in cell["validity"])
+
+
+def test_push_takes_the_prefill_leg_out_of_decodes_queue_time(tmp_path: Path) -> None:
+    world = World(mode="push", rate=2)
+    split = cell_of(tmp_path, world)["ttft_split_ms"]
+    assert split["prefill"] == pytest.approx(80.0) and split["transfer"] == pytest.approx(15.0)
+    assert split["proxy"] == pytest.approx(2.0, abs=0.01) and split["slot_wait"] == pytest.approx(0.0, abs=1.0)
+    assert split["unexplained"] == pytest.approx(0.0, abs=5.0)
+
+
+def test_whose_nixl_series_move_tells_pull_from_push(tmp_path: Path) -> None:
+    for mode in ("pull", "push"):
+        run = make_run(tmp_path / mode, [[World(mode=mode)]])
+        del run.document["deployments"][0]["mode"]
+        assert summarise(run)["cells"][0]["ttft_split_ms"]["transfer"] == pytest.approx(15.0)
+
+
+def test_colocated(tmp_path: Path) -> None:
+    world = World(mode="colocated", rate=6)
+    split, planted = cell_of(tmp_path, world)["ttft_split_ms"], truth(world, simulate(world))
+    assert set(split) == {"proxy", "prefill_queue", "prefill", "unexplained"}
+    assert split["prefill_queue"] == pytest.approx(planted["prefill_queue"], abs=0.01)
+
+
+def test_only_a_proxy_leaves_everything_unexplained(tmp_path: Path) -> None:
+    cell = cell_of(tmp_path, World(pages=()))
+    assert set(cell["ttft_split_ms"]) == {"unexplained"} and "No cause" not in cell["verdict"]
+    assert "waiting_mean" not in cell and "was not measured" in cell["verdict"]
+
+
+def test_a_prefill_done_again_on_decode_is_no_first_step(tmp_path: Path) -> None:
+    cell = cell_of(tmp_path, World(recompute=True))
+    assert "first_step" not in cell["ttft_split_ms"] and "no step" in " ".join(cell["ttft_split_notes"])
+
+
+def test_dynamo_decode_waits_for_slots_only(tmp_path: Path) -> None:
+    def keep(t: float, role: str, rows: list[list[Any]]) -> list[list[Any]]:
+        kept = ("running", "waiting", "ttft_s", "itl_s", "e2e_s", "kv_cache_usage")
+        return [r for r in rows if role == "decode" and r[1] in kept]
+
+    world = World(rate=3, tokens=128, slots=4, n=150, transfer_s=0.0, tamper=keep)
+    run = make_run(tmp_path / "run", [[world]])
+    run.document["deployments"][0]["engine"] = "dynamo"
+    cell = summarise(run)["cells"][0]
+    assert cell["ttft_split_ms"]["slot_wait"] == pytest.approx(truth(world, simulate(world))["slot_wait"], rel=0.1)
+    assert "prefill" not in cell["ttft_split_ms"]

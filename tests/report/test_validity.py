@@ -1,0 +1,264 @@
+"""Every code of the validity table with a cell that must raise it and a twin that must not."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from pdbench.report.arrivals_check import departure
+from pdbench.report.summary import exit_code_of, summarise
+from tests.report.queue_simulation import Req, World, make_run
+
+Rows = list[list[Any]]
+
+
+def flags(path: Path, world: World) -> dict[str, tuple[str, str]]:
+    """code -> (severity, evidence) of the one cell."""
+    cell = summarise(make_run(path / "run", [[world]]))["cells"][0]
+    return {v["code"]: (v["severity"], v["evidence"]) for v in cell["validity"]}
+
+
+def every(n: int, **row: Any) -> list[Callable[[Req], None]]:
+    """Change the row of each n-th request."""
+
+    def spoil(r: Req) -> None:
+        if r.i % n == n - 1:
+            r.row.update(row)
+
+    return [spoil]
+
+
+def set_rows(canonical: str, value: Callable[[float], float], role: str = "", **labels: str) -> Any:
+    """Give a series of the pages another value."""
+
+    def tamper(t: float, of: str, rows: Rows) -> Rows:
+        for row in rows:
+            if row[1] == canonical and role in ("", of) and all(v in row[4] for v in labels.values()):
+                row[5] = value(t)
+        return rows
+
+    return tamper
+
+
+def lost(role: str, *canonical: str) -> Any:
+    return lambda t, of, rows: [r for r in rows if not (of == role and r[1] in canonical)]
+
+
+HEALTHY = World(n=320, rate=4, prefill_s=0.04)
+NO_TOKENS: dict[str, Any] = {"first_token_s": None, "last_token_s": None, "output_tokens": None}
+
+
+@pytest.mark.parametrize("mode", ["pull", "push", "colocated"])
+def test_a_healthy_cell_has_no_flag(tmp_path: Path, mode: str) -> None:
+    assert flags(tmp_path, World(**{**vars(HEALTHY), "mode": mode})) == {}
+
+
+def test_few_requests_are_flagged_with_the_number_needed(tmp_path: Path) -> None:
+    severity, evidence = flags(tmp_path, World(n=40))["too-few-requests"]
+    assert severity == "warn" and "299" in evidence
+
+
+def test_overload(tmp_path: Path) -> None:
+    severity, evidence = flags(tmp_path, World(rate=16, n=320, slots=8))["not-steady-state"]
+    assert severity == "void" and "TTFT grows" in evidence and "figure of this run's length" in evidence
+
+
+def test_too_few_slots_are_an_overload_whatever_this_runs_arrivals_did(tmp_path: Path) -> None:
+    for seed in range(4):
+        world = World(rate=8, n=80, tokens=128, step_s=0.0104, prefill_s=0.06, transfer_s=0.07, post_s=0.06, seed=seed)
+        assert "10.6 decode slots of 8" in flags(tmp_path / str(seed), world)["not-steady-state"][1]
+
+
+@pytest.mark.parametrize("series", ["nixl_kv_expired", "nixl_used_after_expiry"])
+def test_kv_that_expired(tmp_path: Path, series: str) -> None:
+    world = World(**{**vars(HEALTHY), "tamper": set_rows(series, lambda t: 4.0 + (t > 20))})
+    assert flags(tmp_path, world)["kv-expired"][0] == "void"
+    old = World(**{**vars(HEALTHY), "tamper": set_rows(series, lambda t: 4.0)})
+    assert "kv-expired" not in flags(tmp_path / "old", old)
+
+
+def test_decode_that_computes_prompts_itself(tmp_path: Path) -> None:
+    severity, evidence = flags(tmp_path, World(recompute=True))["decode-recomputed"]
+    assert severity == "void" and "1,024 prompt tokens a request" in evidence
+    one_token = set_rows("prompt_tokens_by_source", lambda t: t * HEALTHY.rate, source="local_compute")  # type: ignore[operator]
+    assert "decode-recomputed" not in flags(tmp_path / "one", World(**{**vars(HEALTHY), "tamper": one_token}))
+
+
+@pytest.mark.parametrize("client", [{"loop_lag_p99_ms": 80.0}, {"cpu_share": 0.99}])
+def test_a_client_that_is_the_bottleneck(tmp_path: Path, client: dict[str, float]) -> None:
+    assert flags(tmp_path, World(client=client))["client-saturated"][0] == "void"
+
+
+def test_late_sends(tmp_path: Path) -> None:
+    def late(r: Req) -> None:
+        r.row["intended_s"] = r.arrive - (0.2 if r.i % 10 == 0 else 0.0)
+
+    assert "late" in flags(tmp_path, World(spoil=[late]))["client-saturated"][1]
+
+
+def test_lag_that_only_blurs_itl_is_a_warning(tmp_path: Path) -> None:
+    assert flags(tmp_path, World(client={"loop_lag_p99_ms": 7.0}))["client-saturated"][0] == "warn"
+
+
+def test_a_stall_seen_by_the_client(tmp_path: Path) -> None:
+    def hold(r: Req) -> None:
+        stop = 20.0
+        late = [o if r.arrive + o < stop else o + 6.0 for o in r.offsets]
+        r.row |= {
+            "first_token_s": r.arrive + late[0],
+            "last_token_s": r.arrive + late[-1],
+            "done_s": r.arrive + late[-1],
+        }
+        r.offsets = late
+
+    severity, evidence = flags(tmp_path, World(rate=4, n=160, spoil=[hold]))["stall"]
+    assert severity == "void" and "6.0 s" in evidence
+
+
+def test_a_stall_seen_on_decodes_page(tmp_path: Path) -> None:
+    def freeze(t: float, role: str, rows: Rows) -> Rows:
+        if role == "decode" and 10 < t < 18:
+            for row in rows:
+                row[5] = {"running": 3.0, "generation_tokens": 640.0}.get(row[1], row[5])
+        return rows
+
+    def nothing_then(r: Req) -> None:
+        if r.last > 9 and r.arrive < 19:
+            r.offsets = []
+
+    world = World(rate=2, tamper=freeze, spoil=[nothing_then])
+    assert "made no token" in flags(tmp_path, world)["stall"][1]
+
+
+def test_quiet_times_without_requests_are_no_stall(tmp_path: Path) -> None:
+    assert "stall" not in flags(tmp_path, World(rate=0.2, n=12))
+
+
+def test_a_server_that_restarted(tmp_path: Path) -> None:
+    def again(t: float, role: str, rows: Rows) -> Rows:
+        for row in rows:
+            if row[2] in ("counter", "count") and role == "decode" and t > 20:
+                row[5] = max(0.0, row[5] - 15)
+        return rows
+
+    assert flags(tmp_path, World(tamper=again))["server-restarted"][0] == "void"
+    started = set_rows("process_start_s", lambda t: 1e9 + 100 * (t > 20))
+    assert "start time" in flags(tmp_path / "b", World(tamper=started))["server-restarted"][1]
+
+
+@pytest.mark.parametrize(("share", "severity"), [(0.3, "void"), (0.02, "warn"), (0.005, None)])
+@pytest.mark.parametrize("role", ["prefill", "decode"])
+def test_prefix_cache_hits_on_any_server(tmp_path: Path, share: float, severity: str | None, role: str) -> None:
+    def hit(t: float, of: str, rows: Rows) -> Rows:
+        queries = next((r[5] for r in rows if r[1] == "prefix_cache_queries"), 0.0)
+        return [[*r[:5], share * queries] if r[1] == "prefix_cache_hits" and of == role else r for r in rows]
+
+    found = flags(tmp_path, World(tamper=hit)).get("prefix-cache-hits")
+    assert (found[0] if found else None) == severity
+    if severity == "void" and found:
+        assert "prompt tokens/s served" in found[1]
+
+
+@pytest.mark.parametrize(("n", "severity"), [(10, "void"), (60, "warn")])
+@pytest.mark.parametrize("status", ["failed", "truncated", "timeout"])
+def test_failed_requests(tmp_path: Path, n: int, severity: str, status: str) -> None:
+    world = World(n=320, spoil=every(n, status=status, error="x", **NO_TOKENS))
+    assert flags(tmp_path, world)["failed-requests"][0] == severity
+
+
+def test_rejected_requests_are_not_failed(tmp_path: Path) -> None:
+    assert "failed-requests" not in flags(tmp_path, World(spoil=every(5, status="rejected", **NO_TOKENS)))
+
+
+@pytest.mark.parametrize(("n", "severity"), [(10, "void"), (200, "warn")])
+@pytest.mark.parametrize("row", [{"output_tokens": 10}, {"prompt_tokens": 1000}])
+def test_other_tokens_than_asked(tmp_path: Path, n: int, severity: str, row: dict[str, int]) -> None:
+    assert flags(tmp_path, World(n=320, spoil=every(n, **row)))["token-mismatch"][0] == severity
+
+
+def test_real_ends_and_chat_templates_are_no_mismatch(tmp_path: Path) -> None:
+    ends = World(n=320, spoil=every(3, output_tokens=20), plan={"ignore_eos": False})
+    chat = World(n=320, spoil=every(3, prompt_tokens=1040), plan={"endpoint": "chat"})
+    assert "token-mismatch" not in flags(tmp_path / "a", ends) and "token-mismatch" not in flags(tmp_path / "b", chat)
+
+
+def test_failed_transfers(tmp_path: Path) -> None:
+    found = flags(tmp_path, World(tamper=set_rows("nixl_failed_transfers", lambda t: float(t > 10))))
+    assert found["failed-transfers"][0] == "warn"
+
+
+@pytest.mark.parametrize(("factor", "flagged"), [(1.2, True), (1.0, False)])
+def test_work_of_others(tmp_path: Path, factor: float, flagged: bool) -> None:
+    def more(t: float, role: str, rows: Rows) -> Rows:
+        return [[*r[:5], factor * r[5]] if r[1] == "e2e_s" and role == "decode" else r for r in rows]
+
+    found = flags(tmp_path, World(tamper=more))
+    assert ("foreign-traffic" in found) == flagged
+
+
+def test_requests_where_no_gauge_counts_them(tmp_path: Path) -> None:
+    """A proxy that holds every request for 0.6 s more than the servers see."""
+    found = flags(tmp_path, World(rate=4, n=320, proxy_s=0.6))
+    assert found["littles-law"][0] == "warn" and "no server counts them" in found["littles-law"][1]
+
+
+def test_missing_pages_and_series_are_named(tmp_path: Path) -> None:
+    assert "no metrics page of decode" in flags(tmp_path / "a", World(pages=("prefill",)))["metrics-missing"][1]
+    found = flags(tmp_path / "b", World(tamper=lost("decode", "kv_fetch_stage", "nixl_xfer_s")))["metrics-missing"][1]
+    assert "kv_fetch_stage" in found and "nixl_xfer_s" in found
+
+
+def test_a_page_that_is_never_read_gives_no_zero(tmp_path: Path) -> None:
+    cell = summarise(make_run(tmp_path / "run", [[World(pages=("prefill",))]]))["cells"][0]
+    assert "waiting_mean" not in cell and "decode" not in cell["servers"] and "first_step" not in cell["ttft_split_ms"]
+
+
+def test_void_cells_exit_with_3(tmp_path: Path) -> None:
+    assert exit_code_of(summarise(make_run(tmp_path / "a", [[World(recompute=True)]]))) == 3
+    assert exit_code_of(summarise(make_run(tmp_path / "b", [[World()], [World(recompute=True)]]))) == 0
+
+
+# ---- arrivals
+
+
+def sends(kind: str, n: int, seed: int, rate: float = 8.0, burstiness: float = 1.0) -> np.ndarray:
+    rng = np.random.default_rng(seed)
+    shape = {"poisson": 1.0, "gamma": burstiness}.get(kind)
+    gaps = np.full(n, 1 / rate) if shape is None else rng.gamma(shape, 1 / (rate * shape), n)
+    return np.asarray(np.cumsum(gaps) + rng.exponential(0.0005, n))
+
+
+@pytest.mark.parametrize(("kind", "burstiness"), [("poisson", 1.0), ("gamma", 0.25), ("gamma", 4.0), ("constant", 1.0)])
+@pytest.mark.parametrize("n", [12, 80, 480])
+def test_the_named_process_passes(kind: str, burstiness: float, n: int) -> None:
+    alarms = sum(
+        departure(sends(kind, n, s, 8.0, burstiness), 0.0, kind, 8.0, burstiness) is not None for s in range(100)
+    )
+    assert alarms <= 1
+
+
+@pytest.mark.parametrize(
+    ("sent", "named"),
+    [("constant", "poisson"), ("poisson", "constant"), ("gamma", "poisson"), ("poisson", "gamma")],
+)
+def test_another_process_is_seen(sent: str, named: str) -> None:
+    seen = [departure(sends(sent, 160, s, 8.0, 0.25), 0.0, named, 8.0, 0.25) for s in range(20)]
+    assert sum(text is not None for text in seen) >= 19
+
+
+def test_a_pause_or_another_rate_is_seen() -> None:
+    stamps = sends("poisson", 200, 3)
+    paused = np.concatenate((stamps[:100], stamps[100:] + 8.0))
+    assert departure(paused, 0.0, "poisson", 8.0) is not None
+    assert departure(stamps * 1.5, 0.0, "poisson", 8.0) is not None
+    assert departure(stamps[:5], 0.0, "poisson", 8.0) is None
+
+
+def test_arrivals_off_voids(tmp_path: Path) -> None:
+    world = World(arrivals="constant", plan={"arrivals": "poisson"})
+    assert flags(tmp_path, world)["arrivals-off"][0] == "void"
+    assert "arrivals-off" not in flags(tmp_path / "b", World(arrivals="constant"))
