@@ -62,7 +62,9 @@ class Proxy:
 
     async def run(self, app: web.Application):
         limits = aiohttp.ClientTimeout(total=None, sock_connect=5)
-        async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0), timeout=limits) as self.session:
+        # A connection each: vLLM closes an idle one after 5 s, and a request that meets that would fail with 502.
+        connector = aiohttp.TCPConnector(limit=0, force_close=True)
+        async with aiohttp.ClientSession(connector=connector, timeout=limits) as self.session:
             yield
 
     async def complete(self, request: web.Request) -> web.StreamResponse:
