@@ -13,7 +13,7 @@ import pytest
 from tests.sweep.one_cell import SERVER, GroundTruth
 
 
-def _started(stack: contextlib.ExitStack, log: Path, flags: tuple[str, ...]) -> GroundTruth:
+def started(stack: contextlib.ExitStack, log: Path, flags: tuple[str, ...]) -> GroundTruth:
     log.touch()
     process = subprocess.Popen(
         [sys.executable, str(SERVER), "--log", str(log), *flags], stdin=subprocess.PIPE, stdout=subprocess.PIPE
@@ -27,11 +27,11 @@ def _started(stack: contextlib.ExitStack, log: Path, flags: tuple[str, ...]) -> 
 def ground_truth(tmp_path: Path) -> Iterator[Callable[..., GroundTruth]]:
     """Start ground-truth servers: `ground_truth("--ttft", "20")`."""
     with contextlib.ExitStack() as stack:
-        yield lambda *flags: _started(stack, tmp_path / "truth.jsonl", flags)
+        yield lambda *flags: started(stack, tmp_path / "truth.jsonl", flags)
 
 
 @pytest.fixture(scope="session")
 def quick_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[GroundTruth]:
     """One server for all tests that do not look at its log: first token after 5 ms, the others each 2 ms."""
     with contextlib.ExitStack() as stack:
-        yield _started(stack, tmp_path_factory.mktemp("truth") / "truth.jsonl", ("--ttft", "5", "--itl", "2"))
+        yield started(stack, tmp_path_factory.mktemp("truth") / "truth.jsonl", ("--ttft", "5", "--itl", "2"))
