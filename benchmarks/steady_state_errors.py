@@ -42,7 +42,7 @@ def queue(rng, c, rho, n, law="fixed", hold_s=1.0, gap_cv2=1.0, base_s=BASE_S, t
 
 
 def batch(rng, load, n, tokens=128, step_s=0.007, per_stream_s=0.0005, base_s=BASE_S):
-    """One run of an engine without a slot limit: a step takes longer with every stream. Beyond load 1 streams pile up."""
+    """One run of an engine without slot limit whose steps grow with the batch: beyond load 1 streams pile up."""
     rate = load / (tokens * per_stream_s)
     arrivals = np.cumsum(rng.exponential(1 / rate, n))
     ready = arrivals + base_s

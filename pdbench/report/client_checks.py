@@ -113,7 +113,8 @@ def _stall(cell: Measured) -> Iterator[Finding]:
     gaps = np.diff(stamps)
     pieces = [(stamps[i], stamps[i + 1]) for i in np.flatnonzero(gaps > limit)]
     hung = np.nanmax(end) if np.any(np.isfinite(end)) else stamps[-1]
-    if hung - stamps[-1] > limit:
+    # Silence after the load, where one request hangs on, is that request's failure.
+    if hung - stamps[-1] > limit and stamps[-1] < cell.parts[0].load.send_end:
         pieces.append((stamps[-1], hung))
     for quiet_from, quiet_to in pieces:
         open_then = (answers.first <= quiet_from) & (end >= min(quiet_to, quiet_from + limit))

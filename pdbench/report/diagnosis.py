@@ -176,7 +176,7 @@ def _unnamed_leg(case: Case) -> Iterator[Cause]:
     yield Cause(
         "not-distinguishable",
         leg / case.mean_ttft_ms,
-        f"the prefill leg takes {case.of_ttft(leg)}, and its page does not tell queue, compute and transfer apart{load}.",
+        f"the prefill leg takes {case.of_ttft(leg)}; its page does not tell queue, compute and transfer apart{load}.",
         "Send one request alone: what its leg is shorter by is queue.",
         "The leg of a request alone is compute and transfer.",
     )

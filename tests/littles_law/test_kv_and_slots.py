@@ -34,7 +34,7 @@ def test_kv_of_llama_70b_and_qwen_7b(layers: int, heads: int, kib: int) -> None:
 
 def test_what_makes_no_sense_is_refused() -> None:
     for call in (lambda: kv_bytes(-1, 1, 1, 1), lambda: transfer_ms(1, 0), lambda: slots_held(-1, 1, 1)):
-        with pytest.raises(ValueError, match="wants|negative"):
+        with pytest.raises(ValueError, match=r"wants|negative"):
             call()
     assert effective_gb_s(1e9, 0.0) is None and effective_gb_s(2e9, 4.0) == 0.5
 

@@ -1,4 +1,4 @@
-"""Runs of real vLLM with known truth: what was short is known from how each pair was started, and from interventions."""
+"""Runs of real vLLM with known truth: from how each pair was started, and from what a change of slots did."""
 
 from __future__ import annotations
 

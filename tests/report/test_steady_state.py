@@ -19,9 +19,8 @@ def answers(sent: np.ndarray, first: np.ndarray, last: np.ndarray) -> Answers:
     n = len(sent)
     tokens = np.full(n, 128.0)
     nothing = tuple(np.array([]) for _ in range(n))
-    return Answers(
-        np.full(n, "ok"), sent, sent, first, last, last, tokens, tokens, tokens, tokens, tokens, tokens, nothing, nothing
-    )  # fmt: skip
+    same = (tokens,) * 6
+    return Answers(np.full(n, "ok"), sent, sent, first, last, last, *same, nothing, nothing)
 
 
 def slots(seed: int, c: int, rho: float, n: int, hold_s: float = 1.33, cv2: float = 1.0) -> Steadiness:
@@ -70,7 +69,7 @@ def test_published_runs_that_grow_11_ms_a_request(series: str, arrivals: int) ->
 
 
 def test_streams_that_pile_up_without_a_slot_limit() -> None:
-    """TTFT stays flat while every token takes longer: an engine whose steps grow with the batch, beyond its capacity."""
+    """TTFT stays flat while every token takes longer: steps that grow with the batch, beyond capacity."""
     n, rate = 300, 10.0
     sent = np.arange(n) / rate
     hold = 1.0 + 0.06 * np.arange(n)
