@@ -220,25 +220,30 @@ def rows_at(w: World, reqs: list[Req], role: str, t: float) -> list[list[Any]]:
     put("prefix_cache_hits", "counter", 0)
     put("kv_cache_usage", "gauge", 0.2)
     if role == "decode":
-        moved = [r for r in reqs if r.load_end <= t]
-        if w.stages:
-            stages = {
-                "waiting_to_start": sum(r.decode_in <= t < r.load_start for r in reqs),
-                "in_progress": sum(r.load_start <= t < r.load_end for r in reqs),
-                "completed_waiting": sum(r.load_end <= t < r.admitted for r in reqs),
-            }
-            for stage, value in stages.items():
-                put("kv_fetch_stage", "gauge", value, stage=stage)
-        pulled = moved if w.mode == "pull" and not w.recompute else []
-        histogram("nixl_xfer_s", (w.transfer_s for _ in pulled))
-        histogram("nixl_post_s", (w.post_s for _ in pulled))
-        histogram("nixl_nbytes", (w.prompt * w.kv_bytes_per_token for _ in pulled))
-        local = w.prompt if w.recompute else 0
-        put("prompt_tokens_by_source", "counter", local * len(ended), source="local_compute")
-        put("prompt_tokens_by_source", "counter", (w.prompt - local) * len(ended), source="external_kv_transfer")
-        put("prompt_tokens", "counter", w.prompt * len(ended))
-        put("nixl_failed_transfers", "counter", 0)
+        _handoff(w, reqs, t, len(ended), put, histogram)
     return _tampered(w, t, role, out)
+
+
+def _handoff(w: World, reqs: list[Req], t: float, ended: int, put: Any, histogram: Any) -> None:
+    """What only decode's page has."""
+    moved = [r for r in reqs if r.load_end <= t]
+    if w.stages:
+        stages = {
+            "waiting_to_start": sum(r.decode_in <= t < r.load_start for r in reqs),
+            "in_progress": sum(r.load_start <= t < r.load_end for r in reqs),
+            "completed_waiting": sum(r.load_end <= t < r.admitted for r in reqs),
+        }
+        for stage, value in stages.items():
+            put("kv_fetch_stage", "gauge", value, stage=stage)
+    pulled = moved if w.mode == "pull" and not w.recompute else []
+    histogram("nixl_xfer_s", (w.transfer_s for _ in pulled))
+    histogram("nixl_post_s", (w.post_s for _ in pulled))
+    histogram("nixl_nbytes", (w.prompt * w.kv_bytes_per_token for _ in pulled))
+    local = w.prompt if w.recompute else 0
+    put("prompt_tokens_by_source", "counter", local * ended, source="local_compute")
+    put("prompt_tokens_by_source", "counter", (w.prompt - local) * ended, source="external_kv_transfer")
+    put("prompt_tokens", "counter", w.prompt * ended)
+    put("nixl_failed_transfers", "counter", 0)
 
 
 def _tampered(w: World, t: float, role: str, rows: list[list[Any]]) -> list[list[Any]]:
