@@ -112,7 +112,9 @@ def layer_kinds(config: Config) -> list[str]:
     shared = int(config.get("num_kv_shared_layers") or 0)
     for key in ("layer_types", "layers_block_type", "attn_type_list"):
         if isinstance(config.get(key), Sequence) and not isinstance(config[key], str):
-            kinds = ["full_attention" if kind in ("attention", "full", 1, "hybrid") else str(kind) for kind in config[key]]
+            kinds = [
+                "full_attention" if kind in ("attention", "full", 1, "hybrid") else str(kind) for kind in config[key]
+            ]
             return kinds[: len(kinds) - shared]
     pattern = config.get("hybrid_override_pattern")
     if isinstance(pattern, str) and pattern:
@@ -174,7 +176,7 @@ def _grouped(config: Config, kind: str, layers: int, dtype_bytes: float) -> Laye
 
 
 def _dtype_bytes(config: Config, kv_dtype: str) -> float:
-    """Bytes of a cached value: asked for, or what vLLM's `auto` takes (a KV scheme in the checkpoint, else its dtype)."""
+    """Bytes of a cached value: asked for, or as vLLM's `auto` (a KV scheme in the checkpoint, else its dtype)."""
     if kv_dtype != "auto":
         if kv_dtype not in KV_DTYPES:
             raise UsageError(f"--kv-dtype {kv_dtype}: not known.", f"Use auto, {', '.join(KV_DTYPES)}.")

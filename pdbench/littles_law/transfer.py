@@ -51,7 +51,7 @@ class Overlap:
 
 
 def layer_wise(pieces: int, prefill_piece_ms: float, transfer_piece_ms: float, piece_cost_ms: float = 0.0) -> Overlap:
-    """A transfer in `pieces` that starts with the prefill's first piece; each costs `piece_cost_ms` of the link more."""
+    """A transfer in `pieces` that starts with the prefill's first piece; each adds `piece_cost_ms`."""
     if pieces < 1 or min(prefill_piece_ms, transfer_piece_ms, piece_cost_ms) < 0:
         raise ValueError("layer_wise: wants at least one piece and no negative time")
     piece = transfer_piece_ms + piece_cost_ms
@@ -70,12 +70,15 @@ def streaming_pays(pieces: int, prefill_piece_ms: float, transfer_piece_ms: floa
 
 @dataclass(frozen=True, slots=True)
 class Exposure:
-    """What a prompt waits for between the end of its prefill and its first step on decode, in one way of handing over."""
+    """What a prompt waits for between the end of its prefill and its first step on decode, in one way of handing over.
+
+    `stalls_decode_ms` is the time for which posting holds up decode's other streams; `None`: not known.
+    """
 
     way: str
     exposed_ms: float
     hidden_fraction: float
-    stalls_decode_ms: float
+    stalls_decode_ms: float | None
     explained: str
 
 
@@ -86,7 +89,7 @@ def exposures(
     poll_ms = step_ms / 2
     after = [
         Exposure(
-            "pull", proxy_ms + transfer.total_ms + poll_ms, 0.0, transfer.post_ms,
+            "pull", proxy_ms + transfer.total_ms + poll_ms, 0.0, transfer.post_ms if transfer.descriptors else None,
             "after the whole forward, over the proxy; posted on decode's engine thread",
         ),
         Exposure(

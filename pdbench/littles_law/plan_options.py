@@ -1,0 +1,107 @@
+"""Options that several `plan` verbs share, and what their values mean."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from pdbench.errors import UsageError
+from pdbench.littles_law.batch import Tpot
+from pdbench.littles_law.kv import LAYOUTS, KvShape
+from pdbench.littles_law.links import Link, known_link, own_link
+from pdbench.littles_law.models import known_model, shape_from_config
+
+Model = Annotated[str | None, typer.Option("--model", metavar="NAME", help="A model of the built-in table.")]
+ModelConfig = Annotated[
+    Path | None, typer.Option("--model-config", metavar="FILE", help="The config.json of any other model.")
+]
+KvDtype = Annotated[
+    str, typer.Option("--kv-dtype", metavar="TYPE", help="auto, bf16, fp16, fp32, fp8, int8 or fp8_ds_mla.")
+]
+Tp = Annotated[int, typer.Option("--tp", min=1, help="Tensor-parallel GPUs of each instance.")]
+BlockSize = Annotated[int, typer.Option("--block-size", min=1, help="Tokens in a KV block.")]
+LinkName = Annotated[
+    str | None, typer.Option("--link", metavar="NAME", help="A link of the built-in table; see docs/plan.md.")
+]
+LinkSpeed = Annotated[
+    float | None, typer.Option("--link-gb-s", metavar="GB/S", help="One GPU's link, one way, in 1e9 bytes/s.")
+]
+Layout = Annotated[
+    str, typer.Option("--layout", metavar="LAYOUT", help="per-layer (vLLM >= 0.30), k-v-apart or all-layers.")
+]
+Prefill = Annotated[
+    str,
+    typer.Option("--prefill", metavar="COST", help="Tokens/s, or ms a token and token squared (0.019,5e-8), or a fit."),
+]
+Qps = Annotated[float, typer.Option("--qps", help="Requests a second in all.")]
+OptionalQps = Annotated[float | None, typer.Option("--qps", help="Requests a second in all.")]
+OutTokens = Annotated[float, typer.Option("--out-tokens", min=1, help="Mean output tokens of a request.")]
+TpotMs = Annotated[float, typer.Option("--tpot", help="Time of a decode step with one stream, ms.")]
+TpotSlope = Annotated[float, typer.Option("--tpot-slope", help="What each further running stream adds to it, ms.")]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")]
+Html = Annotated[Path | None, typer.Option("--html", metavar="FILE", help="Write a page with the curves.")]
+
+
+def shape_of(model: str | None, config_path: Path | None, kv_dtype: str, tp: int = 1) -> KvShape:
+    """The KV cache of the model that the command line names, checked against its TP."""
+    if (model is None) == (config_path is None):
+        raise UsageError("give either --model or --model-config.", "For example --model Qwen3-32B.")
+    shape = known_model(model, kv_dtype) if model else _read_config(config_path, kv_dtype)
+    try:
+        shape.rank_bytes_per_token(tp)
+    except ValueError as error:
+        raise UsageError(
+            f"--tp {tp}: {error}.", "Use a TP that divides the KV heads or is a multiple of them."
+        ) from None
+    return shape
+
+
+def _read_config(path: Path | None, kv_dtype: str) -> KvShape:
+    assert path is not None
+    try:
+        config = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise UsageError(f"--model-config {path}: {error.strerror}.", "Name a model's config.json.") from None
+    except ValueError:
+        raise UsageError(f"--model-config {path}: not JSON.", "Name a model's config.json.") from None
+    if not isinstance(config, dict):
+        raise UsageError(f"--model-config {path}: not a JSON object.", "Name a model's config.json.")
+    try:
+        return shape_from_config(config, str(config.get("_name_or_path") or path.parent.resolve().name), kv_dtype)
+    except UsageError as error:
+        raise UsageError(f"--model-config {path}: {error}", error.hint) from None
+
+
+def link_of(name: str | None, gb_s: float | None) -> Link | None:
+    """The link that the command line names, or none."""
+    if name is not None and gb_s is not None:
+        raise UsageError("give either --link or --link-gb-s, not both.", "They name the same thing.")
+    if gb_s is not None:
+        return own_link(above_zero(gb_s, "--link-gb-s"))
+    return known_link(name) if name is not None else None
+
+
+def above_zero(value: float, option: str) -> float:
+    """A number above 0 that is finite, as every rate, speed and time must be."""
+    if not 0 < value < float("inf"):
+        raise UsageError(f"{option} wants a number above 0, not {value:g}.", "Units are in the option's name or help.")
+    return value
+
+
+def not_negative(value: float, option: str) -> float:
+    if not 0 <= value < float("inf"):
+        raise UsageError(f"{option} wants 0 or more, not {value:g}.", "Units are in the option's name or help.")
+    return value
+
+
+def check_layout(layout: str) -> None:
+    if layout not in LAYOUTS:
+        known = "; ".join(f"{name} ({what})" for name, what in LAYOUTS.items())
+        raise UsageError(f"--layout {layout}: not known.", f"Known: {known}.")
+
+
+def tpot_of(tpot_ms: float, slope_ms: float) -> Tpot:
+    return Tpot(above_zero(tpot_ms, "--tpot"), not_negative(slope_ms, "--tpot-slope"))
