@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from pdbench.littles_law.pools import Decide, Job, Pools, Seen, Served
 from pdbench.littles_law.ratio import Site, Slo
@@ -52,7 +52,7 @@ class Controller:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """One way of running the pools over one load. `prefills` is (time, prefill instances in service or on their way)."""
+    """One way of running the pools over one load. `prefills` is (time, prefill instances, also those on their way)."""
 
     name: str
     met: int
@@ -75,6 +75,8 @@ class Contest:
     best_fixed: Outcome
     oracle: Outcome
     fixed: tuple[Outcome, ...]
+    drain_s: float
+    ended_s: float
 
 
 def drain_time_s(jobs: Sequence[Job], site: Site, switch_s: float) -> float:
@@ -85,28 +87,33 @@ def drain_time_s(jobs: Sequence[Job], site: Site, switch_s: float) -> float:
     return max(site.tpot.held_s(outs[last], site.slots), forwards[last]) + switch_s
 
 
+def fixed_runs(jobs: Sequence[Job], site: Site, slo: Slo, instances: int) -> list[Pools]:
+    """The same load under every fixed ratio, from one prefill instance to one decode instance."""
+    runs = []
+    for prefills in range(1, instances):
+        pools = Pools(site, slo, 0.0)
+        pools.run(jobs, prefills, instances - prefills)
+        runs.append(pools)
+    return runs
+
+
 def contest(
-    jobs: Sequence[Job], site: Site, slo: Slo, instances: int, every_s: float, switch_s: float = 1.0
+    jobs: Sequence[Job], site: Site, slo: Slo, fixed: Sequence[Pools], every_s: float, switch_s: float = 1.0
 ) -> Contest:
-    """Run the same load under every fixed ratio, the controller and the oracle."""
-    fixed = [
-        _outcome(f"{n}:{instances - n} fixed", *_simulate(jobs, site, slo, n, instances, every_s, switch_s, lambda _: 0), slo)
-        for n in range(1, instances)
-    ]
-    best = max(fixed, key=lambda outcome: outcome.met)
+    """The controller and the oracle on a load whose `fixed_runs` are known. The controller starts at equal shares."""
+    instances = len(fixed) + 1
+    kept = [_outcome(f"{n}:{instances - n} fixed", pools, n) for n, pools in enumerate(fixed, start=1)]
+    best = max(kept, key=lambda outcome: outcome.met)
+    controller, start = Controller(slo, drain_time_s(jobs, site, switch_s)), instances // 2
+    steered = Pools(site, slo, switch_s)
+    steered.run(jobs, start, instances - start, every_s, controller.decide)
     plan = oracle_schedule(jobs, site, instances, every_s)
-    start = max(1, instances // 2)
-    controller = Controller(slo, drain_time_s(jobs, site, switch_s))
-    steered = _simulate(jobs, site, slo, start, instances, every_s, switch_s, controller.decide)
-    known = _simulate(jobs, site, slo, plan[0], instances, every_s, 0.0, follow(plan, every_s), instant=True)
-    oracle = _outcome("oracle", *known, slo)
+    knowing = Pools(site, slo, 0.0, instant=True)
+    knowing.run(jobs, plan[0], instances - plan[0], every_s, follow(plan, every_s))
     # An oracle may also leave everything where it is.
-    oracle = max((oracle, Outcome(**{**_fields(best), "name": "oracle"})), key=lambda outcome: outcome.met)
-    return Contest(_outcome("controller", *steered, slo), best, oracle, tuple(fixed))
-
-
-def _fields(outcome: Outcome) -> dict[str, object]:
-    return {name: getattr(outcome, name) for name in outcome.__slots__}
+    oracle = max((_outcome("oracle", knowing, plan[0]), replace(best, name="oracle")), key=lambda outcome: outcome.met)
+    done = _outcome("controller", steered, start)
+    return Contest(done, best, oracle, tuple(kept), controller.drain_s, jobs[-1].at_s)
 
 
 def oracle_schedule(jobs: Sequence[Job], site: Site, instances: int, every_s: float) -> list[int]:
@@ -118,7 +125,7 @@ def oracle_schedule(jobs: Sequence[Job], site: Site, instances: int, every_s: fl
         prefill_s[at] += job.forward_s
         slot_s[at] += site.tpot.held_s(job.out_tokens, site.slots) / site.slots
     return [
-        min(range(1, instances), key=lambda n: max(p / n, d / (instances - n)))  # noqa: B023
+        min(range(1, instances), key=lambda n: max(p / n, d / (instances - n)))
         for p, d in zip(prefill_s, slot_s, strict=True)
     ]
 
@@ -131,23 +138,8 @@ def follow(plan: Sequence[int], every_s: float) -> Decide:
     return decide
 
 
-def _simulate(
-    jobs: Sequence[Job],
-    site: Site,
-    slo: Slo,
-    prefills: int,
-    instances: int,
-    every_s: float,
-    switch_s: float,
-    decide: Decide,
-    instant: bool = False,
-) -> tuple[Pools, int]:
-    pools = Pools(site, slo, switch_s, instant)
-    pools.run(jobs, prefills, instances - prefills, every_s, decide)
-    return pools, prefills
-
-
-def _outcome(name: str, pools: Pools, prefills: int, slo: Slo) -> Outcome:
+def _outcome(name: str, pools: Pools, prefills: int) -> Outcome:
+    slo = pools.slo
     met = sum(done.meets(slo) for done in pools.served)
     mean_ms = math.fsum(done.ttft_s for done in pools.served) / len(pools.served) * 1000
     line, now = [(0.0, float(prefills))], prefills

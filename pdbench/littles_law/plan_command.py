@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import typer
 
-from pdbench.littles_law import plan_crossover, plan_kv, plan_transfer
+from pdbench.littles_law import plan_compare, plan_crossover, plan_kv, plan_ratio, plan_transfer
 
 plan = typer.Typer(
     no_args_is_help=True,
@@ -15,3 +15,5 @@ plan = typer.Typer(
 plan.command("kv")(plan_kv.kv)
 plan.command("transfer")(plan_transfer.transfer)
 plan.command("crossover")(plan_crossover.crossover)
+plan.command("ratio")(plan_ratio.ratio)
+plan.command("compare")(plan_compare.compare)

@@ -10,9 +10,12 @@ import typer
 
 from pdbench.errors import UsageError
 from pdbench.littles_law.batch import Tpot
+from pdbench.littles_law.costs import prefill_cost
 from pdbench.littles_law.kv import LAYOUTS, KvShape
 from pdbench.littles_law.links import Link, known_link, own_link
 from pdbench.littles_law.models import known_model, shape_from_config
+from pdbench.littles_law.ratio import ROUTINGS, Site, Slo
+from pdbench.quantities import positive, several
 
 Model = Annotated[str | None, typer.Option("--model", metavar="NAME", help="A model of the built-in table.")]
 ModelConfig = Annotated[
@@ -41,6 +44,14 @@ OptionalQps = Annotated[float | None, typer.Option("--qps", help="Requests a sec
 OutTokens = Annotated[float, typer.Option("--out-tokens", min=1, help="Mean output tokens of a request.")]
 TpotMs = Annotated[float, typer.Option("--tpot", help="Time of a decode step with one stream, ms.")]
 TpotSlope = Annotated[float, typer.Option("--tpot-slope", help="What each further running stream adds to it, ms.")]
+Goodput = Annotated[
+    list[str] | None,
+    typer.Option("--goodput", help="SLOs in ms: ttft:2000 tpot:50 (the default), itl:50 for p99 of gaps."),
+]
+SloShare = Annotated[float, typer.Option("--slo-share", help="Share of requests for which the SLOs must hold.")]
+HandoffMs = Annotated[float, typer.Option("--handoff-ms", help="Handoff of a prompt beside its bytes on --link.")]
+MaxNumSeqs = Annotated[int, typer.Option("--max-num-seqs", min=1, max=4096, help="Slots of an instance that decodes.")]
+Routing = Annotated[str, typer.Option("--routing", help="split: each instance its part; shared: one queue a role.")]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")]
 Html = Annotated[Path | None, typer.Option("--html", metavar="FILE", help="Write a page with the curves.")]
 
@@ -105,3 +116,36 @@ def check_layout(layout: str) -> None:
 
 def tpot_of(tpot_ms: float, slope_ms: float) -> Tpot:
     return Tpot(above_zero(tpot_ms, "--tpot"), not_negative(slope_ms, "--tpot-slope"))
+
+
+def slo_of(goodput: list[str] | None, share: float) -> Slo:
+    """`--goodput ttft:2000 tpot:30`: the SLOs, in ms; itl is p99 of the gaps."""
+    limits: dict[str, float | None] = {"ttft": 2000.0, "tpot": 50.0, "itl": None}
+    for word in several([part for value in goodput or [] for part in value.split()], "--goodput", str):
+        metric, _, limit = word.partition(":")
+        if metric not in limits:
+            raise UsageError(f"--goodput wants ttft:, tpot: or itl:MILLISECONDS, not {word!r}.")
+        limits[metric] = several([limit or "missing"], "--goodput", positive)[0]
+    if not 0.5 <= share <= 0.999:
+        raise UsageError(f"--slo-share wants 0.5 to 0.999, not {share:g}.", "Goodput is usually stated for 0.9.")
+    assert limits["ttft"] is not None and limits["tpot"] is not None
+    return Slo(limits["ttft"], limits["tpot"], share, limits["itl"])
+
+
+def handoff_ms_per_token(
+    model: str | None, config_path: Path | None, kv_dtype: str, tp: int, link: Link | None
+) -> float:
+    """What a token adds to a handoff; 0 where no link is named."""
+    if link is None:
+        return 0.0
+    shape = shape_of(model, config_path, kv_dtype, tp)
+    return shape.rank_bytes_per_token(tp) / link.practical_gb_s / 1e6
+
+
+def site_of(
+    prefill: str, tpot: float, tpot_slope: float, slots: int, per_token_ms: float, handoff_ms: float, routing: str
+) -> Site:
+    if routing not in ROUTINGS:
+        raise UsageError(f"--routing {routing}: not known.", f"Known: {', '.join(ROUTINGS)}.")
+    fixed_ms = not_negative(handoff_ms, "--handoff-ms")
+    return Site(prefill_cost(prefill), tpot_of(tpot, tpot_slope), slots, per_token_ms, fixed_ms, routing)

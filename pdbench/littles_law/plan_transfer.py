@@ -120,10 +120,8 @@ def _ways_table(ways: list[Exposure], link: Link) -> Table:
 def _remarks(prompt: Prompt, one: Transfer, streamed: Exposure | None) -> list[str]:
     count = f"{prompt.descriptors:,} descriptors a GPU"
     if prompt.run_blocks is None:
-        said = (
-            f"Posting is not in these times: {count} take 0 to {ms(prompt.scattered_post_ms)} of one thread, the more "
-        )
-        remarks = [said + "the more scattered the blocks (--run-blocks N counts it)."]
+        said = f"Posting is not in these times: {count} take 0 to {ms(prompt.scattered_post_ms)} of one thread, "
+        remarks = [said + "the more the more scattered the blocks (--run-blocks N counts it)."]
     else:
         remarks = [f"Posting: {number(one.descriptors)} of {count} after merging take {ms(one.post_ms)} of one thread."]
     if streamed is None:

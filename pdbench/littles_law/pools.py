@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import heapq
 import itertools
+import math
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -38,7 +39,7 @@ class Served:
     slot_wait_s: float
 
     def meets(self, slo: Slo) -> bool:
-        return self.ttft_s * 1000 <= slo.ttft_ms and self.tpot_ms <= slo.tpot_ms
+        return self.ttft_s * 1000 <= slo.ttft_ms and self.tpot_ms <= slo.step_ms
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +96,9 @@ class Pools:
     _window: _Window = field(default_factory=_Window)
     _now_s: float = 0.0
 
-    def run(self, jobs: Sequence[Job], prefills: int, decodes: int, every_s: float, decide: Decide) -> None:
+    def run(
+        self, jobs: Sequence[Job], prefills: int, decodes: int, every_s: float = math.inf, decide: Decide = lambda _: 0
+    ) -> None:
         """Serve `jobs` to the last one, asking `decide` every `every_s` while they arrive."""
         self.instances = [_Instance("prefill") for _ in range(prefills)] + [_Instance("decode") for _ in range(decodes)]
         end_s = jobs[-1].at_s
@@ -137,7 +140,9 @@ class Pools:
 
     def _admit(self) -> None:
         while self._prefilled:
-            free = [i for i in self.instances if i.role == "decode" and i.next_role is None and i.running < self.site.slots]
+            free = [
+                i for i in self.instances if i.role == "decode" and i.next_role is None and i.running < self.site.slots
+            ]
             if not free:
                 return
             instance = min(free, key=lambda each: each.running)
@@ -158,7 +163,7 @@ class Pools:
         window.decode_slot_s += held_s
         late = done.ttft_s * 1000 > self.slo.ttft_ms
         window.prefill_violations += late and done.prefill_wait_s >= done.slot_wait_s
-        window.decode_violations += (late and done.slot_wait_s > done.prefill_wait_s) or done.tpot_ms > self.slo.tpot_ms
+        window.decode_violations += (late and done.slot_wait_s > done.prefill_wait_s) or done.tpot_ms > self.slo.step_ms
 
     def _finished(self, instance: _Instance) -> None:
         instance.running -= 1

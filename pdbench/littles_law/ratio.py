@@ -8,7 +8,7 @@ from the birth-death chain of a batch that slows down as it grows. TPOT is that 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from pdbench.littles_law.batch import Tpot, batch_waits
@@ -54,11 +54,17 @@ class Site:
 
 @dataclass(frozen=True, slots=True)
 class Slo:
-    """Both must hold for `share` of the requests."""
+    """Both must hold for `share` of the requests. `itl_ms`, where given, is for 99% of the gaps."""
 
     ttft_ms: float
     tpot_ms: float
     share: float = 0.9
+    itl_ms: float | None = None
+
+    @property
+    def step_ms(self) -> float:
+        """What a decode step may take on an engine that only decodes, where ITL and TPOT are one."""
+        return self.tpot_ms if self.itl_ms is None else min(self.tpot_ms, self.itl_ms)
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +99,7 @@ class Attainment:
         """`both` hold, `ttft` or `tpot` fails alone, `neither` holds, or `overload`."""
         if self.tpot_ms is None:
             return "overload"
-        first, later = self.ttft_share >= slo.share, self.tpot_ms <= slo.tpot_ms
+        first, later = self.ttft_share >= slo.share, self.tpot_ms <= slo.step_ms
         return "both" if first and later else "tpot" if first else "ttft" if later else "neither"
 
 
@@ -109,7 +115,7 @@ def attainment(demand: Demand, site: Site, slo: Slo, prefills: int, decodes: int
     slot, running = second
     least = [site.least_ttft_ms(tokens) for tokens in demand.prompt_lens]
     ttft_share = math.fsum(1 - beyond(first, slot, slo.ttft_ms - base) for base in least) / len(least)
-    quantile = _quantile(least, first, slot, slo.share)
+    quantile = quantile_ms(least, first, slot, slo.share)
     return Attainment(prefill_load, decode_load, ttft_share, quantile, site.tpot.at(max(1.0, running)), first.mean_ms,
                       slot.mean_ms)  # fmt: skip
 
@@ -157,7 +163,7 @@ def beyond(first: Tail, second: Tail, t_ms: float) -> float:
     return min(1.0, a.p * (1 - b.p) * tail_a + b.p * (1 - a.p) * tail_b + a.p * b.p * both)
 
 
-def _quantile(least: Sequence[float], first: Tail, second: Tail, share: float) -> float:
+def quantile_ms(least: Sequence[float], first: Tail, second: Tail, share: float) -> float:
     """The TTFT that `share` of the requests stay within, by bisection."""
 
     def within(t_ms: float) -> float:
@@ -176,13 +182,22 @@ def highest_qps(demand: Demand, site: Site, slo: Slo, prefills: int, decodes: in
     """The highest rate at which both SLOs hold on this ratio; 0 where they hold at no rate."""
     forward_ms = math.fsum(site.prefill.forward_ms(tokens) for tokens in demand.prompt_lens) / len(demand.prompt_lens)
     full_s = site.tpot.held_s(demand.out_tokens, site.slots)
-    low, high = 0.0, min(1000 * prefills / forward_ms, decodes * site.slots / full_s)
-    if attainment(demand.at(high * 1e-6), site, slo, prefills, decodes).state(slo) != "both":
+    top = min(1000 * prefills / forward_ms, decodes * site.slots / full_s)
+
+    def holds(qps: float) -> bool:
+        return attainment(demand.at(qps), site, slo, prefills, decodes).state(slo) == "both"
+
+    return rate_by_bisection(holds, top)
+
+
+def rate_by_bisection(holds: Callable[[float], bool], top: float) -> float:
+    """The highest rate below `top` that holds; 0 where not even a trickle does."""
+    if not holds(top * 1e-6):
         return 0.0
+    low, high = 0.0, top
     for _ in range(RATE_STEPS):
         middle = (low + high) / 2
-        holds = attainment(demand.at(middle), site, slo, prefills, decodes).state(slo) == "both"
-        low, high = (middle, high) if holds else (low, middle)
+        low, high = (middle, high) if holds(middle) else (low, middle)
     return low
 
 

@@ -25,9 +25,7 @@ class TracedRequest:
 
 def read_trace(path: Path, option: str = "--trace") -> list[TracedRequest]:
     """The requests of a trace in order of arrival. UsageError says which line is not what it should be."""
-    wanted = (
-        f"{option} wants Azure's CSV ({','.join(AZURE_COLUMNS)}) or Mooncake's JSONL (timestamp, input_length, ...)."
-    )
+    wanted = f"Azure's CSV ({','.join(AZURE_COLUMNS)}) and Mooncake's JSONL (timestamp, input_length, ...) are read."
     try:
         with path.open(encoding="utf-8", newline="") as lines:
             start = lines.read(1)

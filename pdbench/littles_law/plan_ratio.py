@@ -1,0 +1,187 @@
+"""`plan ratio`: how many prefill and decode instances, where both SLOs hold, and how that moves with the load."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from pdbench.errors import UsageError
+from pdbench.littles_law import plan_options as options
+from pdbench.littles_law.controller import Contest, contest, fixed_runs
+from pdbench.littles_law.day import demand_of, played, traced_jobs, turning_jobs, windows
+from pdbench.littles_law.plan_day import contest_chart, contest_document, contest_table, day_map, day_table, day_windows
+from pdbench.littles_law.plan_region import answer_of, at_demand_table, ratio_document, region_map, region_table
+from pdbench.littles_law.plan_text import Plan, Table, ms, percent, show
+from pdbench.littles_law.pools import Pools
+from pdbench.littles_law.ratio import Demand, RatioResult, Site, Slo, ratios
+from pdbench.littles_law.traces import TracedRequest, read_trace
+from pdbench.quantities import seconds
+
+_PHASE = re.compile(r"(\d+):(\d+)@(\d+(?:\.\d+)?)")
+
+
+def ratio(
+    prefill: options.Prefill,
+    qps: options.OptionalQps = None,
+    prompt_len: Annotated[int, typer.Option("--prompt-len", min=1, help="Tokens of a prompt.")] = 4096,
+    out_tokens: options.OutTokens = 128,
+    out_cv: Annotated[float, typer.Option("--out-cv", min=0, max=10, help="CV of output lengths.")] = 0.0,
+    trace: Annotated[
+        Path | None, typer.Option("--trace", metavar="FILE", help="Azure CSV or Mooncake JSONL instead of --qps.")
+    ] = None,
+    rate_scale: Annotated[float, typer.Option("--rate-scale", help="Play the trace this much faster.")] = 1.0,
+    window: Annotated[str, typer.Option("--window", help="Part of a trace that has one ratio.")] = "5m",
+    instances: Annotated[int, typer.Option("--instances", min=2, max=64, help="Instances to share out.")] = 8,
+    max_num_seqs: Annotated[
+        int, typer.Option("--max-num-seqs", min=1, max=4096, help="Slots of a decode instance.")
+    ] = 64,
+    tpot: options.TpotMs = 10.0,
+    tpot_slope: options.TpotSlope = 0.0,
+    goodput: options.Goodput = None,
+    slo_share: options.SloShare = 0.9,
+    model: options.Model = None,
+    model_config: options.ModelConfig = None,
+    kv_dtype: options.KvDtype = "auto",
+    tp: options.Tp = 1,
+    link: options.LinkName = None,
+    link_gb_s: options.LinkSpeed = None,
+    handoff_ms: options.HandoffMs = 0.0,
+    routing: Annotated[
+        str, typer.Option("--routing", help="split: each instance its part; shared: one queue a role.")
+    ] = "split",
+    turn_to: Annotated[
+        list[str] | None,
+        typer.Option("--turn-to", metavar="PROMPT:OUT@QPS", help="What the load turns to; simulates a controller."),
+    ] = None,
+    phase: Annotated[str, typer.Option("--phase", help="How long each load lasts.")] = "10m",
+    controller: Annotated[bool, typer.Option("--controller", help="Simulate a controller over --trace.")] = False,
+    control_every: Annotated[str, typer.Option("--control-every", help="The controller's interval.")] = "15s",
+    switch: Annotated[str, typer.Option("--switch", help="A drained instance's change of role.")] = "1s",
+    seed: Annotated[int, typer.Option("--seed", help="Of the simulated arrivals.")] = 0,
+    measured_ttft_ms: Annotated[
+        float | None,
+        typer.Option("--measured-ttft-ms", help="A measured TTFT of the same percentile: what is unexplained?"),
+    ] = None,
+    json: options.Json = False,
+    html: options.Html = None,
+) -> None:
+    """P:D instances for a load and SLOs: where both hold over ratio and rate, over a trace, under a controller."""
+    slo = options.slo_of(goodput, slo_share)
+    per_token = options.handoff_ms_per_token(model, model_config, kv_dtype, tp, options.link_of(link, link_gb_s))
+    site = options.site_of(prefill, tpot, tpot_slope, max_num_seqs, per_token, handoff_ms, routing)
+    scale = options.above_zero(rate_scale, "--rate-scale")
+    traced = [] if trace is None else played(read_trace(trace), scale)
+    demand = _demand(qps, prompt_len, out_tokens, out_cv, traced)
+    phases = [demand, *_phases(turn_to, out_cv)]
+    plan = _region_plan(demand, site, slo, instances, measured_ttft_ms)
+    if len(phases) > 1:
+        jobs = turning_jobs(phases, _seconds(phase, "--phase"), site, seed)
+    else:
+        jobs = traced_jobs(traced, site)
+    if len(jobs) > 1:
+        fixed = fixed_runs(jobs, site, slo, instances)
+        if traced and len(phases) == 1:
+            plan = _with_day(plan, traced, fixed, _seconds(window, "--window"))
+        if controller or len(phases) > 1:
+            every_s, switch_s = _seconds(control_every, "--control-every"), seconds(switch, "--switch")
+            plan = _with_controller(plan, contest(jobs, site, slo, fixed, every_s, switch_s))
+    show(plan, as_json=json, html=html)
+
+
+def _seconds(text: str, option: str) -> float:
+    return options.above_zero(seconds(text, option), option)
+
+
+def _demand(
+    qps: float | None, prompt_len: int, out_tokens: float, out_cv: float, traced: list[TracedRequest]
+) -> Demand:
+    if traced:
+        if qps is not None:
+            raise UsageError("give either --qps or --trace, not both.", "--rate-scale changes a trace's own rate.")
+        if traced[-1].at_s <= 0:
+            raise UsageError("all requests of the trace arrive at once.", "A rate needs time stamps that differ.")
+        return demand_of(traced, traced[-1].at_s)
+    if qps is None:
+        raise UsageError("give --qps or --trace.", "For example --qps 8 --prompt-len 8192 --out-tokens 256.")
+    return Demand(options.above_zero(qps, "--qps"), (float(prompt_len),), out_tokens, out_cv)
+
+
+def _phases(turn_to: list[str] | None, out_cv: float) -> list[Demand]:
+    found = []
+    for word in turn_to or []:
+        match = _PHASE.fullmatch(word)
+        if match is None or not all(float(part) > 0 for part in match.groups()):
+            raise UsageError(f"--turn-to wants PROMPT:OUT@QPS such as 1024:1024@6, not {word!r}.")
+        found.append(Demand(float(match[3]), (float(match[1]),), float(match[2]), out_cv))
+    return found
+
+
+def _region_plan(demand: Demand, site: Site, slo: Slo, instances: int, measured_ttft_ms: float | None) -> Plan:
+    found = ratios(demand, site, slo, instances)
+    best = max(found, key=lambda each: each.highest_qps)
+    area = region_map(demand, site, slo, found)
+    remarks = [
+        "An instance that prefills takes one prompt at a time; "
+        + ("each has its own part of the rate." if site.routing == "split" else "each role has one queue."),
+    ]
+    document: dict[str, Any] = {
+        "qps": demand.qps,
+        "instances": instances,
+        "slo": {"ttft_ms": slo.ttft_ms, "tpot_ms": slo.tpot_ms, "share": slo.share},
+        "routing": site.routing,
+        "best": f"{best.prefills}:{best.decodes}" if best.highest_qps > 0 else None,
+        "highest_qps": best.highest_qps,
+        "ratios": [ratio_document(each, slo) for each in found],
+        "region": {"qps": list(area.x_labels), "ratios": list(area.y_labels), "states": area.states},
+    }
+    if measured_ttft_ms is not None:
+        said, document["measured"] = _unexplained(best, slo, options.above_zero(measured_ttft_ms, "--measured-ttft-ms"))
+        remarks.append(said)
+    tables: tuple[Table, ...] = (at_demand_table(demand, slo, found), region_table(area))
+    return Plan(answer_of(demand, slo, instances, found), tables, tuple(remarks), document, (area,))
+
+
+def _unexplained(best: RatioResult, slo: Slo, measured_ms: float) -> tuple[str, dict[str, Any]]:
+    """How much of a measured TTFT the model accounts for on the best ratio."""
+    expected = best.at_demand.ttft_ms
+    place = f"{best.prefills}:{best.decodes}"
+    if expected is None:
+        said = f"Measured TTFT {ms(measured_ms)}: {place} is in overload, so it is a figure of the run's length."
+        return said, {"ttft_ms": measured_ms, "expected_ms": None, "unexplained_ms": None}
+    left = measured_ms - expected
+    said = f"Measured TTFT {ms(measured_ms)} on {place}: {ms(expected)} expected at {percent(slo.share)}, "
+    said += f"{ms(left)} unexplained." if left > 0.1 * measured_ms else "which explains it."
+    return said, {"ttft_ms": measured_ms, "expected_ms": expected, "unexplained_ms": left}
+
+
+def _with_day(plan: Plan, traced: list[TracedRequest], fixed: list[Pools], window_s: float) -> Plan:
+    """A trace is judged by playing it: the formulas take arrivals for Poisson, and traces are burstier."""
+    days = day_windows(windows(traced, window_s), fixed, window_s)
+    if not days:
+        raise UsageError("no window of the trace holds two requests.", "Choose a longer --window.")
+    said, table = day_table(days, fixed)
+    remarks = (
+        *plan.remarks,
+        "The first two tables are formulas for Poisson arrivals at the trace's mean rate. Burst is variance over mean "
+        "of its counts a second, 1 for Poisson: the higher, the more the simulation below them is to be trusted.",
+        "Simulated pools have one queue a role; a stream keeps the TPOT of the batch that it joined.",
+    )
+    document = {**plan.document, "windows": [day.document() for day in days]}
+    return replace(plan, answer=said, tables=(*plan.tables, table), remarks=remarks, document=document,
+                   charts=(day_map(days), *plan.charts))  # fmt: skip
+
+
+def _with_controller(plan: Plan, steered: Contest) -> Plan:
+    said, table = contest_table(steered)
+    remarks = (
+        *plan.remarks,
+        f"The controller starts at equal shares, moves one instance at a time and waits {ms(steered.drain_s * 1000)} "
+        "(a drain) between moves. The best fixed ratio is known only afterwards; the oracle knows what comes.",
+    )
+    document = {**plan.document, "controller": contest_document(steered)}
+    return replace(plan, answer=f"{plan.answer} {said}", tables=(*plan.tables, table), remarks=remarks,
+                   document=document, charts=(*plan.charts, contest_chart(steered)))  # fmt: skip
