@@ -16,6 +16,7 @@ from pdbench.errors import CRASH_EXIT_CODE, Interrupted, PdbenchError
 VERBS = {
     "sweep": ("pdbench.sweep.command:sweep", "Measure: request rate x prompt length against a live deployment."),
     "report": ("pdbench.report.command:report", "Judge a run directory again: verdict, summary.json, report.html."),
+    "slots": ("pdbench.littles_law.slots_command:slots", "Decode slots: how many, how long a wait, how high a rate."),
     "plan": ("pdbench.littles_law.plan_command:plan", "Plan: KV bytes, transfers, crossover, P:D ratio."),
     "testbed": ("pdbench.testbed.command:testbed", "Start a SIMULATED deployment on loopback to practise on."),
 }
