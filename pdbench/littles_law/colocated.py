@@ -14,10 +14,10 @@ from dataclasses import dataclass
 from pdbench.littles_law.crossover import colocated_tpot_ms
 from pdbench.littles_law.queueing import poisson_waits
 from pdbench.littles_law.ratio import (
-    Demand,
     Site,
     Slo,
     Tail,
+    Workload,
     attainment,
     beyond,
     quantile_ms,
@@ -53,25 +53,25 @@ def overloaded(load: float) -> Service:
     return Service(load, None, None, 0.0, None, None, None, None)
 
 
-def colocated(demand: Demand, site: Site, slo: Slo, instances: int, chunk_tokens: float) -> Service:
+def colocated(workload: Workload, site: Site, slo: Slo, instances: int, chunk_tokens: float) -> Service:
     """`instances` equal ones, each with its part of the rate (Poisson)."""
-    qps = demand.qps / instances
-    lens = demand.prompt_lens
+    qps = workload.qps / instances
+    lens = workload.prompt_lens
     forwards = [site.prefill.forward_ms(tokens) for tokens in lens]
     mean_ms = math.fsum(forwards) / len(forwards)
-    tpot_ms = colocated_tpot_ms(qps, mean_ms, demand.out_tokens, site.tpot)
+    tpot_ms = colocated_tpot_ms(qps, mean_ms, workload.out_tokens, site.tpot)
     busy = qps * mean_ms / 1000
-    full_s = site.tpot.held_s(demand.out_tokens, site.slots)
+    full_s = site.tpot.held_s(workload.out_tokens, site.slots)
     load = busy + qps * full_s / site.slots * (1 - busy) if busy < 1 else busy
     if tpot_ms is None:
         return overloaded(load)
-    streams = qps * demand.out_tokens * tpot_ms / 1000
+    streams = qps * workload.out_tokens * tpot_ms / 1000
     if streams >= site.slots:
         return overloaded(streams / site.slots)
     step_ms = site.tpot.at(max(1.0, streams))
     beside_ms = site.tpot.slope_ms * streams
     spans = [ms + chunks_of(tokens, chunk_tokens) * beside_ms for ms, tokens in zip(forwards, lens, strict=True)]
-    wait = _wait(demand.qps, spans, instances, site.routing)
+    wait = _wait(workload.qps, spans, instances, site.routing)
     if wait is None:
         return overloaded(qps * math.fsum(spans) / len(spans) / 1000)
     least = [site.prefill.fixed_ms + span for span in spans]
@@ -80,7 +80,7 @@ def colocated(demand: Demand, site: Site, slo: Slo, instances: int, chunk_tokens
     chunk_ms = [ms / chunks_of(tokens, chunk_tokens) for ms, tokens in zip(forwards, lens, strict=True)]
     chunks = math.fsum(chunks_of(tokens, chunk_tokens) for tokens in lens) / len(lens)
     itl_ms = _itl_quantile(step_ms, beside_ms, chunk_ms, qps * chunks * tpot_ms / 1000)
-    e2el_ms = ttft_ms + (demand.out_tokens - 1) * tpot_ms
+    e2el_ms = ttft_ms + (workload.out_tokens - 1) * tpot_ms
     quantile = quantile_ms(least, wait, NO_TAIL, slo.share)
     return Service(load, ttft_ms, quantile, share, tpot_ms, itl_ms, e2el_ms, streams)
 
@@ -109,21 +109,23 @@ def _itl_quantile(step_ms: float, beside_ms: float, chunk_ms: list[float], stall
     return max(step_ms, beside_ms + ordered[min(len(ordered) - 1, int(at * len(ordered)))])
 
 
-def disaggregated(demand: Demand, site: Site, slo: Slo, prefills: int, decodes: int) -> Service:
+def disaggregated(workload: Workload, site: Site, slo: Slo, prefills: int, decodes: int) -> Service:
     """The same load on P/D, without what posting a handoff takes of the decode loop."""
-    at = attainment(demand, site, slo, prefills, decodes)
+    at = attainment(workload, site, slo, prefills, decodes)
     load = max(at.prefill_load, at.decode_load)
     if at.tpot_ms is None or at.prefill_wait_ms is None or at.slot_wait_ms is None:
         return overloaded(load)
-    least = math.fsum(site.least_ttft_ms(tokens) for tokens in demand.prompt_lens) / len(demand.prompt_lens)
+    least = math.fsum(site.least_ttft_ms(tokens) for tokens in workload.prompt_lens) / len(workload.prompt_lens)
     ttft_ms = least + at.prefill_wait_ms + at.slot_wait_ms
-    e2el_ms = ttft_ms + (demand.out_tokens - 1) * at.tpot_ms
-    streams = demand.qps / decodes * demand.out_tokens * at.tpot_ms / 1000
+    e2el_ms = ttft_ms + (workload.out_tokens - 1) * at.tpot_ms
+    streams = workload.qps / decodes * workload.out_tokens * at.tpot_ms / 1000
     return Service(load, ttft_ms, at.ttft_ms, at.ttft_share, at.tpot_ms, at.tpot_ms, e2el_ms, streams)
 
 
-def colocated_highest_qps(demand: Demand, site: Site, slo: Slo, instances: int, chunk_tokens: float) -> float:
+def colocated_highest_qps(workload: Workload, site: Site, slo: Slo, instances: int, chunk_tokens: float) -> float:
     """The highest rate at which both SLOs hold on co-located instances; 0 where they hold at no rate."""
-    forward_ms = math.fsum(site.prefill.forward_ms(tokens) for tokens in demand.prompt_lens) / len(demand.prompt_lens)
-    top = instances * min(1000 / forward_ms, site.slots / site.tpot.held_s(demand.out_tokens, site.slots))
-    return rate_by_bisection(lambda qps: colocated(demand.at(qps), site, slo, instances, chunk_tokens).holds(slo), top)
+    forward_ms = site.mean_forward_ms(workload)
+    top = instances * min(1000 / forward_ms, site.slots / site.tpot.held_s(workload.out_tokens, site.slots))
+    return rate_by_bisection(
+        lambda qps: colocated(workload.at(qps), site, slo, instances, chunk_tokens).holds(slo), top
+    )

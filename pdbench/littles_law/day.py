@@ -1,4 +1,4 @@
-"""A load that changes: windows of a trace as demands, and the jobs that a simulation of the pools takes."""
+"""A load that changes: windows of a trace as workloads, and the jobs that a simulation of the pools takes."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from pdbench.littles_law.pools import Job
-from pdbench.littles_law.ratio import Demand, Site
+from pdbench.littles_law.ratio import Site, Workload
 from pdbench.littles_law.traces import TracedRequest
 
 SAMPLE = 48
@@ -20,7 +20,7 @@ class Window:
 
     start_s: float
     requests: int
-    demand: Demand
+    workload: Workload
     dispersion: float | None
 
 
@@ -41,7 +41,7 @@ def windows(trace: Sequence[TracedRequest], window_s: float) -> list[Window]:
         long_s = min(window_s, end_s - start_s)
         if len(requests) > 1 and long_s > 0.2 * window_s:
             burst = dispersion([request.at_s - start_s for request in requests], long_s)
-            found.append(Window(start_s, len(requests), demand_of(requests, long_s), burst))
+            found.append(Window(start_s, len(requests), workload_of(requests, long_s), burst))
     return found
 
 
@@ -58,7 +58,7 @@ def dispersion(offsets_s: Sequence[float], long_s: float, bin_s: float = 1.0) ->
     return sum((count - mean) ** 2 for count in counts) / bins / mean if mean > 0 else None
 
 
-def demand_of(requests: Sequence[TracedRequest], long_s: float) -> Demand:
+def workload_of(requests: Sequence[TracedRequest], long_s: float) -> Workload:
     """Mean rate over `long_s`, prompt lengths at evenly spaced quantiles, and the outputs' mean and CV."""
     lens = sorted(request.prompt_tokens for request in requests)
     taken = min(SAMPLE, len(lens))
@@ -66,7 +66,7 @@ def demand_of(requests: Sequence[TracedRequest], long_s: float) -> Demand:
     outs = [request.output_tokens for request in requests]
     mean = math.fsum(outs) / len(outs)
     cv = math.sqrt(math.fsum((out - mean) ** 2 for out in outs) / len(outs)) / mean
-    return Demand(len(requests) / long_s, sample, mean, cv)
+    return Workload(len(requests) / long_s, sample, mean, cv)
 
 
 def job(site: Site, at_s: float, prompt_tokens: float, out_tokens: float) -> Job:
@@ -78,21 +78,21 @@ def traced_jobs(trace: Sequence[TracedRequest], site: Site) -> list[Job]:
     return [job(site, each.at_s, each.prompt_tokens, each.output_tokens) for each in trace]
 
 
-def turning_jobs(phases: Sequence[Demand], phase_s: float, site: Site, seed: int) -> list[Job]:
-    """Poisson arrivals of one demand after another, `phase_s` each."""
+def turning_jobs(phases: Sequence[Workload], phase_s: float, site: Site, seed: int) -> list[Job]:
+    """Poisson arrivals of one workload after another, `phase_s` each."""
     return list(_turning(phases, phase_s, site, random.Random(seed)))
 
 
-def _turning(phases: Sequence[Demand], phase_s: float, site: Site, rng: random.Random) -> Iterator[Job]:
-    for index, demand in enumerate(phases):
-        at_s = index * phase_s + rng.expovariate(demand.qps)
+def _turning(phases: Sequence[Workload], phase_s: float, site: Site, rng: random.Random) -> Iterator[Job]:
+    for index, workload in enumerate(phases):
+        at_s = index * phase_s + rng.expovariate(workload.qps)
         while at_s < (index + 1) * phase_s:
-            yield job(site, at_s, rng.choice(demand.prompt_lens), _length(demand, rng))
-            at_s += rng.expovariate(demand.qps)
+            yield job(site, at_s, rng.choice(workload.prompt_lens), _length(workload, rng))
+            at_s += rng.expovariate(workload.qps)
 
 
-def _length(demand: Demand, rng: random.Random) -> float:
-    if demand.out_cv == 0:
-        return demand.out_tokens
-    shape = 1 / demand.out_cv**2
-    return max(1.0, rng.gammavariate(shape, demand.out_tokens / shape))
+def _length(workload: Workload, rng: random.Random) -> float:
+    if workload.out_cv == 0:
+        return workload.out_tokens
+    shape = 1 / workload.out_cv**2
+    return max(1.0, rng.gammavariate(shape, workload.out_tokens / shape))

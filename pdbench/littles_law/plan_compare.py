@@ -12,7 +12,7 @@ from pdbench.littles_law import plan_options as options
 from pdbench.littles_law.colocated import Service, colocated, colocated_highest_qps, disaggregated
 from pdbench.littles_law.plan_charts import Line, LineChart
 from pdbench.littles_law.plan_text import Plan, Table, listed, ms, number, percent, show
-from pdbench.littles_law.ratio import Demand, Site, Slo, highest_qps
+from pdbench.littles_law.ratio import Site, Slo, Workload, highest_qps
 
 # Less than this is no difference that these models carry.
 SAME = 0.05
@@ -23,7 +23,7 @@ CURVE_STEPS = 30
 class Sides:
     """One load on the same number of GPUs, used in two ways."""
 
-    demand: Demand
+    workload: Workload
     slo: Slo
     together: Service
     apart: Service
@@ -68,9 +68,9 @@ def compare(
     slo = options.slo_of(goodput, slo_share)
     per_token = options.handoff_ms_per_token(model, model_config, kv_dtype, tp, options.link_of(link, link_gb_s))
     site = options.site_of(prefill, tpot, tpot_slope, max_num_seqs, per_token, handoff_ms, routing)
-    demand = Demand(options.above_zero(qps, "--qps"), (float(prompt_len),), out_tokens, out_cv)
-    prefills = _prefills(ratio, instances) or _best(demand, site, slo, instances)
-    sides = sides_of(demand, site, slo, prefills, instances - prefills, chunk_tokens)
+    workload = Workload(options.above_zero(qps, "--qps"), (float(prompt_len),), out_tokens, out_cv)
+    prefills = _prefills(ratio, instances) or _best(workload, site, slo, instances)
+    sides = sides_of(workload, site, slo, prefills, instances - prefills, chunk_tokens)
     show(compare_plan(sides, site, chunk_tokens), as_json=json, html=html)
 
 
@@ -85,25 +85,25 @@ def _prefills(ratio: str | None, instances: int) -> int | None:
     return int(parts[0])
 
 
-def _best(demand: Demand, site: Site, slo: Slo, instances: int) -> int:
+def _best(workload: Workload, site: Site, slo: Slo, instances: int) -> int:
     """The split that serves the highest rate, or where the SLOs hold at no rate, the one with the least load."""
 
     def worth(prefills: int) -> tuple[float, float]:
         decodes = instances - prefills
-        load = disaggregated(demand, site, slo, prefills, decodes).load
-        return highest_qps(demand, site, slo, prefills, decodes), -load
+        load = disaggregated(workload, site, slo, prefills, decodes).load
+        return highest_qps(workload, site, slo, prefills, decodes), -load
 
     return max(range(1, instances), key=worth)
 
 
-def sides_of(demand: Demand, site: Site, slo: Slo, prefills: int, decodes: int, chunk_tokens: float) -> Sides:
+def sides_of(workload: Workload, site: Site, slo: Slo, prefills: int, decodes: int, chunk_tokens: float) -> Sides:
     return Sides(
-        demand,
+        workload,
         slo,
-        colocated(demand, site, slo, prefills + decodes, chunk_tokens),
-        disaggregated(demand, site, slo, prefills, decodes),
-        colocated_highest_qps(demand, site, slo, prefills + decodes, chunk_tokens),
-        highest_qps(demand, site, slo, prefills, decodes),
+        colocated(workload, site, slo, prefills + decodes, chunk_tokens),
+        disaggregated(workload, site, slo, prefills, decodes),
+        colocated_highest_qps(workload, site, slo, prefills + decodes, chunk_tokens),
+        highest_qps(workload, site, slo, prefills, decodes),
         prefills,
         decodes,
     )
@@ -113,14 +113,14 @@ def compare_plan(sides: Sides, site: Site, chunk_tokens: float) -> Plan:
     rows = _rows(sides)
     better = [f"{name} ({a} to {b})" for name, a, b, verdict in rows if verdict == "better"]
     worse = [f"{name} ({a} to {b})" for name, a, b, verdict in rows if verdict == "worse"]
-    title = f"{number(sides.demand.qps)} req/s on {sides.prefills + sides.decodes} instances"
+    title = f"{number(sides.workload.qps)} req/s on {sides.prefills + sides.decodes} instances"
     table = Table(title, ("", "co-located", f"P/D {sides.place}", "P/D is"), tuple(rows))
     remarks = (
         "ITL p99 of P/D is a decode step: what posting handoffs takes of decode's loop is not in it (`plan transfer`).",
         f"Less than {SAME:.0%} counts as the same. Goodput: both SLOs for {percent(sides.slo.share)} of requests.",
     )
     document: dict[str, Any] = {
-        "qps": sides.demand.qps,
+        "qps": sides.workload.qps,
         "ratio": sides.place,
         "colocated": {**asdict(sides.together), "highest_qps": sides.together_qps},
         "disaggregated": {**asdict(sides.apart), "highest_qps": sides.apart_qps},
@@ -133,7 +133,7 @@ def compare_plan(sides: Sides, site: Site, chunk_tokens: float) -> Plan:
 
 def _answer(sides: Sides, better: list[str], worse: list[str]) -> str:
     if sides.together.tpot_ms is None and sides.apart.tpot_ms is None:
-        return f"Both ways are in overload at {number(sides.demand.qps)} req/s: neither has a steady state."
+        return f"Both ways are in overload at {number(sides.workload.qps)} req/s: neither has a steady state."
     if sides.apart.tpot_ms is None:
         return f"P/D {sides.place} is in overload ({percent(sides.apart.load)}) where co-located instances are not."
     if sides.together.tpot_ms is None:
@@ -172,18 +172,18 @@ def _verdict(together: float | None, apart: float | None) -> str:
 
 def _charts(sides: Sides, site: Site, chunk_tokens: float) -> tuple[LineChart, ...]:
     """E2EL and ITL over the rate, both ways."""
-    top = 1.1 * max(sides.together_qps, sides.apart_qps, sides.demand.qps)
+    top = 1.1 * max(sides.together_qps, sides.apart_qps, sides.workload.qps)
     found: dict[str, dict[str, list[tuple[float, float]]]] = {"Mean TTFT": {}, "Mean E2EL": {}, "ITL p99": {}}
     for step in range(1, CURVE_STEPS + 1):
-        demand = sides.demand.at(top * step / CURVE_STEPS)
+        workload = sides.workload.at(top * step / CURVE_STEPS)
         ways = {
-            "co-located": colocated(demand, site, sides.slo, sides.prefills + sides.decodes, chunk_tokens),
-            f"P/D {sides.place}": disaggregated(demand, site, sides.slo, sides.prefills, sides.decodes),
+            "co-located": colocated(workload, site, sides.slo, sides.prefills + sides.decodes, chunk_tokens),
+            f"P/D {sides.place}": disaggregated(workload, site, sides.slo, sides.prefills, sides.decodes),
         }
         for name, way in ways.items():
             for title, value in (("Mean TTFT", way.ttft_ms), ("Mean E2EL", way.e2el_ms), ("ITL p99", way.itl_p99_ms)):
                 if value is not None:
-                    found[title].setdefault(name, []).append((demand.qps, value))
+                    found[title].setdefault(name, []).append((workload.qps, value))
     return tuple(
         LineChart(f"{title} over the rate", "requests/s", "ms", tuple(Line(n, tuple(p)) for n, p in lines.items()))
         for title, lines in found.items()

@@ -29,14 +29,14 @@ class DayWindow:
     best: int
 
     def document(self) -> dict[str, Any]:
-        demand = self.window.demand
+        workload = self.window.workload
         return {
             "start_s": self.window.start_s,
             "requests": self.window.requests,
-            "qps": demand.qps,
+            "qps": workload.qps,
             "dispersion": self.window.dispersion,
-            "mean_prompt_tokens": sum(demand.prompt_lens) / len(demand.prompt_lens),
-            "mean_output_tokens": demand.out_tokens,
+            "mean_prompt_tokens": sum(workload.prompt_lens) / len(workload.prompt_lens),
+            "mean_output_tokens": workload.out_tokens,
             "best": self.places[self.best],
             "shares": dict(zip(self.places, self.shares, strict=True)),
         }
@@ -92,12 +92,12 @@ def day_table(days: Sequence[DayWindow], fixed: Sequence[Pools]) -> tuple[str, T
         said += f"{days[0].places[used[-1]]}, {changes} time{'s' if changes > 1 else ''}."
     rows = []
     for day in days[:SHOWN_WINDOWS]:
-        demand = day.window.demand
+        workload = day.window.workload
         holding = [name for name, state in zip(day.places, day.states, strict=True) if state == "both"]
-        prompt = sum(demand.prompt_lens) / len(demand.prompt_lens)
+        prompt = sum(workload.prompt_lens) / len(workload.prompt_lens)
         rows.append(
-            (_clock(day.window.start_s), number(demand.qps), number(day.window.dispersion), f"{prompt:,.0f}",
-             f"{demand.out_tokens:,.0f}", day.places[day.best], percent(day.shares[day.best]), _span(holding))
+            (_clock(day.window.start_s), number(workload.qps), number(day.window.dispersion), f"{prompt:,.0f}",
+             f"{workload.out_tokens:,.0f}", day.places[day.best], percent(day.shares[day.best]), _span(holding))
         )  # fmt: skip
     title = "Over the trace, simulated" + (f" (its first {SHOWN_WINDOWS} windows)" if len(days) > SHOWN_WINDOWS else "")
     heads = ("from", "req/s", "burst", "prompt", "output", "best", "within", "SLOs hold on")

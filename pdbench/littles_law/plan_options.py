@@ -46,7 +46,7 @@ TpotMs = Annotated[float, typer.Option("--tpot", help="Time of a decode step wit
 TpotSlope = Annotated[float, typer.Option("--tpot-slope", help="What each further running stream adds to it, ms.")]
 Goodput = Annotated[
     list[str] | None,
-    typer.Option("--goodput", help="SLOs in ms: ttft:2000 tpot:50 (the default), itl:50 for p99 of gaps."),
+    typer.Option("--goodput", help="SLOs in ms: ttft:2000 tpot:50 (default); itl:50 is p99 of gaps."),
 ]
 SloShare = Annotated[float, typer.Option("--slo-share", help="Share of requests for which the SLOs must hold.")]
 HandoffMs = Annotated[float, typer.Option("--handoff-ms", help="Handoff of a prompt beside its bytes on --link.")]

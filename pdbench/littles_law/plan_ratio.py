@@ -12,12 +12,20 @@ import typer
 from pdbench.errors import UsageError
 from pdbench.littles_law import plan_options as options
 from pdbench.littles_law.controller import Contest, contest, fixed_runs
-from pdbench.littles_law.day import demand_of, played, traced_jobs, turning_jobs, windows
+from pdbench.littles_law.day import played, traced_jobs, turning_jobs, windows, workload_of
 from pdbench.littles_law.plan_day import contest_chart, contest_document, contest_table, day_map, day_table, day_windows
-from pdbench.littles_law.plan_region import answer_of, at_demand_table, ratio_document, region_map, region_table
+from pdbench.littles_law.plan_region import (
+    DRAWN_RATES,
+    RATES,
+    answer_of,
+    at_workload_table,
+    ratio_document,
+    region_map,
+    region_table,
+)
 from pdbench.littles_law.plan_text import Plan, Table, ms, percent, show
 from pdbench.littles_law.pools import Pools
-from pdbench.littles_law.ratio import Demand, RatioResult, Site, Slo, ratios
+from pdbench.littles_law.ratio import RatioResult, Site, Slo, Workload, ratios
 from pdbench.littles_law.traces import TracedRequest, read_trace
 from pdbench.quantities import seconds
 
@@ -75,9 +83,9 @@ def ratio(
     site = options.site_of(prefill, tpot, tpot_slope, max_num_seqs, per_token, handoff_ms, routing)
     scale = options.above_zero(rate_scale, "--rate-scale")
     traced = [] if trace is None else played(read_trace(trace), scale)
-    demand = _demand(qps, prompt_len, out_tokens, out_cv, traced)
-    phases = [demand, *_phases(turn_to, out_cv)]
-    plan = _region_plan(demand, site, slo, instances, measured_ttft_ms)
+    workload = _workload(qps, prompt_len, out_tokens, out_cv, traced)
+    phases = [workload, *_phases(turn_to, out_cv)]
+    plan = _region_plan(workload, site, slo, instances, measured_ttft_ms)
     if len(phases) > 1:
         jobs = turning_jobs(phases, _seconds(phase, "--phase"), site, seed)
     else:
@@ -96,58 +104,58 @@ def _seconds(text: str, option: str) -> float:
     return options.above_zero(seconds(text, option), option)
 
 
-def _demand(
+def _workload(
     qps: float | None, prompt_len: int, out_tokens: float, out_cv: float, traced: list[TracedRequest]
-) -> Demand:
+) -> Workload:
     if traced:
         if qps is not None:
             raise UsageError("give either --qps or --trace, not both.", "--rate-scale changes a trace's own rate.")
         if traced[-1].at_s <= 0:
             raise UsageError("all requests of the trace arrive at once.", "A rate needs time stamps that differ.")
-        return demand_of(traced, traced[-1].at_s)
+        return workload_of(traced, traced[-1].at_s)
     if qps is None:
         raise UsageError("give --qps or --trace.", "For example --qps 8 --prompt-len 8192 --out-tokens 256.")
-    return Demand(options.above_zero(qps, "--qps"), (float(prompt_len),), out_tokens, out_cv)
+    return Workload(options.above_zero(qps, "--qps"), (float(prompt_len),), out_tokens, out_cv)
 
 
-def _phases(turn_to: list[str] | None, out_cv: float) -> list[Demand]:
+def _phases(turn_to: list[str] | None, out_cv: float) -> list[Workload]:
     found = []
     for word in turn_to or []:
         match = _PHASE.fullmatch(word)
         if match is None or not all(float(part) > 0 for part in match.groups()):
             raise UsageError(f"--turn-to wants PROMPT:OUT@QPS such as 1024:1024@6, not {word!r}.")
-        found.append(Demand(float(match[3]), (float(match[1]),), float(match[2]), out_cv))
+        found.append(Workload(float(match[3]), (float(match[1]),), float(match[2]), out_cv))
     return found
 
 
-def _region_plan(demand: Demand, site: Site, slo: Slo, instances: int, measured_ttft_ms: float | None) -> Plan:
-    found = ratios(demand, site, slo, instances)
+def _region_plan(workload: Workload, site: Site, slo: Slo, instances: int, measured_ttft_ms: float | None) -> Plan:
+    found = ratios(workload, site, slo, instances)
     best = max(found, key=lambda each: each.highest_qps)
-    area = region_map(demand, site, slo, found)
+    area, drawn = (region_map(workload, site, slo, found, count) for count in (RATES, DRAWN_RATES))
     remarks = [
         "An instance that prefills takes one prompt at a time; "
         + ("each has its own part of the rate." if site.routing == "split" else "each role has one queue."),
     ]
     document: dict[str, Any] = {
-        "qps": demand.qps,
+        "qps": workload.qps,
         "instances": instances,
         "slo": {"ttft_ms": slo.ttft_ms, "tpot_ms": slo.tpot_ms, "share": slo.share},
         "routing": site.routing,
         "best": f"{best.prefills}:{best.decodes}" if best.highest_qps > 0 else None,
         "highest_qps": best.highest_qps,
         "ratios": [ratio_document(each, slo) for each in found],
-        "region": {"qps": list(area.x_labels), "ratios": list(area.y_labels), "states": area.states},
+        "region": {"qps": list(drawn.x_labels), "ratios": list(drawn.y_labels), "states": drawn.states},
     }
     if measured_ttft_ms is not None:
-        said, document["measured"] = _unexplained(best, slo, options.above_zero(measured_ttft_ms, "--measured-ttft-ms"))
+        said, document["measured"] = unexplained(best, slo, options.above_zero(measured_ttft_ms, "--measured-ttft-ms"))
         remarks.append(said)
-    tables: tuple[Table, ...] = (at_demand_table(demand, slo, found), region_table(area))
-    return Plan(answer_of(demand, slo, instances, found), tables, tuple(remarks), document, (area,))
+    tables: tuple[Table, ...] = (at_workload_table(workload, slo, found), region_table(area))
+    return Plan(answer_of(workload, slo, instances, found), tables, tuple(remarks), document, (drawn,))
 
 
-def _unexplained(best: RatioResult, slo: Slo, measured_ms: float) -> tuple[str, dict[str, Any]]:
+def unexplained(best: RatioResult, slo: Slo, measured_ms: float) -> tuple[str, dict[str, Any]]:
     """How much of a measured TTFT the model accounts for on the best ratio."""
-    expected = best.at_demand.ttft_ms
+    expected = best.at_workload.ttft_ms
     place = f"{best.prefills}:{best.decodes}"
     if expected is None:
         said = f"Measured TTFT {ms(measured_ms)}: {place} is in overload, so it is a figure of the run's length."

@@ -7,9 +7,9 @@ from typing import Any
 
 from pdbench.littles_law.plan_charts import StateMap
 from pdbench.littles_law.plan_text import Table, ms, number, percent
-from pdbench.littles_law.ratio import Demand, RatioResult, Site, Slo, attainment
+from pdbench.littles_law.ratio import RatioResult, Site, Slo, Workload, attainment
 
-RATES = 9
+RATES, DRAWN_RATES = 9, 24
 SHOWN_RATIOS = 16
 MARKS = {"both": "ok", "ttft": "T", "tpot": "D", "neither": "x", "overload": "over"}
 STATE_WORDS = {"both": "both hold", "ttft": "TTFT fails", "tpot": "TPOT fails", "neither": "both fail"}
@@ -20,31 +20,31 @@ def place(found: RatioResult) -> str:
     return f"{found.prefills}:{found.decodes}"
 
 
-def answer_of(demand: Demand, slo: Slo, instances: int, found: list[RatioResult]) -> str:
+def answer_of(workload: Workload, slo: Slo, instances: int, found: list[RatioResult]) -> str:
     best = max(found, key=lambda each: each.highest_qps)
     limits = f"TTFT {ms(slo.ttft_ms)} and TPOT {ms(slo.tpot_ms)} for {percent(slo.share)}"
     if best.highest_qps <= 0:
         return f"No split of {instances} instances holds {limits} at any rate: one request alone exceeds them."
-    holding = [each for each in found if each.at_demand.state(slo) == "both"]
+    holding = [each for each in found if each.at_workload.state(slo) == "both"]
     most = f"{place(best)} (prefill:decode) serves most, {number(best.highest_qps)} req/s within {limits}"
     if not holding:
-        needed = f"about {math.ceil(instances * demand.qps / best.highest_qps)} are needed"
-        return f"No split of {instances} instances holds {limits} at {number(demand.qps)} req/s: {most}; {needed}."
+        needed = f"about {math.ceil(instances * workload.qps / best.highest_qps)} are needed"
+        return f"No split of {instances} instances holds {limits} at {number(workload.qps)} req/s: {most}; {needed}."
     span = place(holding[0]) if len(holding) == 1 else f"{place(holding[0])} to {place(holding[-1])}"
-    return f"{most}; at {number(demand.qps)} req/s both hold {'only ' if len(holding) == 1 else ''}on {span}."
+    return f"{most}; at {number(workload.qps)} req/s both hold {'only ' if len(holding) == 1 else ''}on {span}."
 
 
-def at_demand_table(demand: Demand, slo: Slo, found: list[RatioResult]) -> Table:
+def at_workload_table(workload: Workload, slo: Slo, found: list[RatioResult]) -> Table:
     """What each ratio gives the rate that was asked for."""
     rows = []
     for each in _shown(found):
-        at = each.at_demand
+        at = each.at_workload
         rows.append(
             (place(each), number(each.highest_qps), percent(at.prefill_load), percent(at.decode_load), ms(at.ttft_ms),
              ms(at.tpot_ms), STATE_WORDS[at.state(slo)])
         )  # fmt: skip
     heads = ("P:D", "most req/s", "prefill load", "decode load", f"TTFT p{slo.share * 100:g}", "TPOT", "SLOs")
-    return Table(f"At {number(demand.qps)} req/s", heads, tuple(rows))
+    return Table(f"At {number(workload.qps)} req/s", heads, tuple(rows))
 
 
 def _shown(found: list[RatioResult]) -> list[RatioResult]:
@@ -54,17 +54,17 @@ def _shown(found: list[RatioResult]) -> list[RatioResult]:
     return found[start : start + SHOWN_RATIOS]
 
 
-def rates_of(demand: Demand, found: list[RatioResult]) -> list[float]:
+def rates_of(workload: Workload, found: list[RatioResult], count: int) -> list[float]:
     """Round rates that span the region and hold the rate asked for."""
-    top = 1.15 * max([each.highest_qps for each in found] + [demand.qps])
-    step = top / (RATES - 1)
-    return sorted({demand.qps} | {float(f"{step * index:.2g}") for index in range(1, RATES)})
+    top = 1.15 * max([each.highest_qps for each in found] + [workload.qps])
+    step = top / (count - 1)
+    return sorted({workload.qps} | {float(f"{step * index:.2g}") for index in range(1, count)})
 
 
-def region_map(demand: Demand, site: Site, slo: Slo, found: list[RatioResult]) -> StateMap:
+def region_map(workload: Workload, site: Site, slo: Slo, found: list[RatioResult], count: int) -> StateMap:
     """States over rate (columns) and ratio (rows)."""
-    rates, shown = rates_of(demand, found), _shown(found)
-    grid = [[attainment(demand.at(rate), site, slo, each.prefills, each.decodes) for rate in rates] for each in shown]
+    rates, shown = rates_of(workload, found, count), _shown(found)
+    grid = [[attainment(workload.at(rate), site, slo, each.prefills, each.decodes) for rate in rates] for each in shown]
     states = tuple(tuple(cell.state(slo) for cell in row) for row in grid)
     words = tuple(tuple(percent(cell.ttft_share) if not cell.overload else "" for cell in row) for row in grid)
     title = f"Where both SLOs hold: TTFT {ms(slo.ttft_ms)}, TPOT {ms(slo.tpot_ms)} (share of requests within TTFT)"
@@ -81,7 +81,7 @@ def region_table(area: StateMap) -> Table:
 
 
 def ratio_document(each: RatioResult, slo: Slo) -> dict[str, Any]:
-    at = each.at_demand
+    at = each.at_workload
     return {
         "prefills": each.prefills,
         "decodes": each.decodes,

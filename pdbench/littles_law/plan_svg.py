@@ -7,7 +7,6 @@ import math
 from collections.abc import Callable, Sequence
 
 from pdbench.littles_law.plan_charts import Line, LineChart
-from pdbench.littles_law.plan_text import number
 from pdbench.report.markup import Markup, tag
 
 WIDTH, HEIGHT = 760, 340
@@ -64,7 +63,7 @@ def _axis_x(chart: LineChart, ticks: Sequence[float], across: Scale) -> list[Mar
     floor = HEIGHT - BOTTOM
     parts = [tag("line", x1=LEFT, x2=WIDTH - RIGHT, y1=floor, y2=floor, class_="axis")]
     for tick in ticks:
-        parts.append(tag("text", number(tick), x=f"{across(tick):.1f}", y=floor + 17, text_anchor="middle"))
+        parts.append(tag("text", f"{tick:,g}", x=f"{across(tick):.1f}", y=floor + 17, text_anchor="middle"))
     parts.append(tag("text", chart.x_name, x=(LEFT + WIDTH - RIGHT) / 2, y=HEIGHT - 8, text_anchor="middle"))
     return parts
 
@@ -74,7 +73,7 @@ def _axis_y(chart: LineChart, ticks: Sequence[float], up: Scale) -> list[Markup]
     for tick in ticks:
         y = f"{up(tick):.1f}"
         parts.append(tag("line", x1=LEFT, x2=WIDTH - RIGHT, y1=y, y2=y, class_="gridline"))
-        parts.append(tag("text", number(tick), x=LEFT - 7, y=y, text_anchor="end", dominant_baseline="middle"))
+        parts.append(tag("text", f"{tick:,g}", x=LEFT - 7, y=y, text_anchor="end", dominant_baseline="middle"))
     middle = (TOP + HEIGHT - BOTTOM) / 2
     turned = f"translate(14 {middle:.0f}) rotate(-90)"
     return [*parts, tag("text", chart.y_name, transform=turned, text_anchor="middle")]

@@ -11,7 +11,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from pdbench.littles_law.batch import Tpot, batch_waits
+from pdbench.littles_law.batch import Tpot, batch_waits, running_without_limit
 from pdbench.littles_law.costs import PrefillCost
 from pdbench.littles_law.queueing import poisson_waits
 from pdbench.littles_law.waits import Waits
@@ -21,7 +21,7 @@ RATE_STEPS = 24
 
 
 @dataclass(frozen=True, slots=True)
-class Demand:
+class Workload:
     """What is asked: a rate, prompt lengths (each as likely as the next), and output lengths by mean and CV."""
 
     qps: float
@@ -29,8 +29,8 @@ class Demand:
     out_tokens: float
     out_cv: float = 0.0
 
-    def at(self, qps: float) -> Demand:
-        return Demand(qps, self.prompt_lens, self.out_tokens, self.out_cv)
+    def at(self, qps: float) -> Workload:
+        return Workload(qps, self.prompt_lens, self.out_tokens, self.out_cv)
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +46,9 @@ class Site:
 
     def handoff_ms(self, tokens: float) -> float:
         return self.handoff_fixed_ms + self.handoff_ms_per_token * tokens
+
+    def mean_forward_ms(self, workload: Workload) -> float:
+        return math.fsum(self.prefill.forward_ms(t) for t in workload.prompt_lens) / len(workload.prompt_lens)
 
     def least_ttft_ms(self, tokens: float) -> float:
         """TTFT of a prompt that waits for nothing: one decode step is part of it."""
@@ -81,7 +84,7 @@ class Tail:
 
 @dataclass(frozen=True, slots=True)
 class Attainment:
-    """What a ratio gives a demand. `tpot_ms` and the waits are `None` in overload."""
+    """What a ratio gives a workload. `tpot_ms` and the waits are `None` in overload."""
 
     prefill_load: float
     decode_load: float
@@ -103,44 +106,47 @@ class Attainment:
         return "both" if first and later else "tpot" if first else "ttft" if later else "neither"
 
 
-def attainment(demand: Demand, site: Site, slo: Slo, prefills: int, decodes: int) -> Attainment:
-    """How `prefills`:`decodes` instances serve a demand. `ttft_ms` is the SLO's percentile of TTFT."""
-    forwards = [site.prefill.forward_ms(tokens) for tokens in demand.prompt_lens]
+def attainment(workload: Workload, site: Site, slo: Slo, prefills: int, decodes: int) -> Attainment:
+    """How `prefills`:`decodes` instances serve a workload. `ttft_ms` is the SLO's percentile of TTFT."""
+    forwards = [site.prefill.forward_ms(tokens) for tokens in workload.prompt_lens]
     mean_ms = math.fsum(forwards) / len(forwards)
-    prefill_load = demand.qps * mean_ms / 1000 / prefills
-    decode_load = demand.qps * site.tpot.held_s(demand.out_tokens, site.slots) / (decodes * site.slots)
-    first, second = _prefill_tail(demand, site, forwards, prefills), _slot_tail(demand, site, decodes)
+    prefill_load = workload.qps * mean_ms / 1000 / prefills
+    decode_load = workload.qps * site.tpot.held_s(workload.out_tokens, site.slots) / (decodes * site.slots)
+    first, second = _prefill_tail(workload, site, forwards, prefills), _slot_tail(workload, site, decodes)
     if first is None or second is None:
         return Attainment(prefill_load, decode_load, 0.0, None, None, None, None)
     slot, running = second
-    least = [site.least_ttft_ms(tokens) for tokens in demand.prompt_lens]
+    least = [site.least_ttft_ms(tokens) for tokens in workload.prompt_lens]
     ttft_share = math.fsum(1 - beyond(first, slot, slo.ttft_ms - base) for base in least) / len(least)
     quantile = quantile_ms(least, first, slot, slo.share)
     return Attainment(prefill_load, decode_load, ttft_share, quantile, site.tpot.at(max(1.0, running)), first.mean_ms,
                       slot.mean_ms)  # fmt: skip
 
 
-def _prefill_tail(demand: Demand, site: Site, forwards: Sequence[float], prefills: int) -> Tail | None:
+def _prefill_tail(workload: Workload, site: Site, forwards: Sequence[float], prefills: int) -> Tail | None:
     mean_ms = math.fsum(forwards) / len(forwards)
     cv = math.sqrt(math.fsum((each - mean_ms) ** 2 for each in forwards) / len(forwards)) / mean_ms
     servers = prefills if site.routing == "shared" else 1
-    load = demand.qps * mean_ms / 1000 * servers / prefills
+    load = workload.qps * mean_ms / 1000 * servers / prefills
     if load >= servers:
         return None
     waits = poisson_waits(load, servers, cv)
     return tail_of(waits, mean_ms)
 
 
-def _slot_tail(demand: Demand, site: Site, decodes: int) -> tuple[Tail, float] | None:
+def _slot_tail(workload: Workload, site: Site, decodes: int) -> tuple[Tail, float] | None:
     """The wait for a slot, and the mean number running on one instance."""
     pools = decodes if site.routing == "split" else 1
     merged = decodes // pools
     tpot = Tpot(site.tpot.alone_ms, site.tpot.slope_ms / merged)
-    batch = batch_waits(demand.qps / pools, demand.out_tokens, tpot, site.slots * merged)
+    free = running_without_limit(workload.qps / decodes, workload.out_tokens, site.tpot)
+    if free is not None and free + 12 * math.sqrt(free) + 12 < site.slots:
+        return Tail(0.0, 1.0), free  # nobody waits, and counting up to that many slots takes long
+    batch = batch_waits(workload.qps / pools, workload.out_tokens, tpot, site.slots * merged)
     if batch is None:
         return None
     # Lengths that vary less than exponential ones wait less, by (1 + cs^2) / 2 in the mean (Lee and Longton).
-    return tail_of(batch.waits, 1000 * (1 + demand.out_cv**2) / 2), batch.running / merged
+    return tail_of(batch.waits, 1000 * (1 + workload.out_cv**2) / 2), batch.running / merged
 
 
 def tail_of(waits: Waits, scale: float) -> Tail:
@@ -178,14 +184,14 @@ def quantile_ms(least: Sequence[float], first: Tail, second: Tail, share: float)
     return high
 
 
-def highest_qps(demand: Demand, site: Site, slo: Slo, prefills: int, decodes: int) -> float:
+def highest_qps(workload: Workload, site: Site, slo: Slo, prefills: int, decodes: int) -> float:
     """The highest rate at which both SLOs hold on this ratio; 0 where they hold at no rate."""
-    forward_ms = math.fsum(site.prefill.forward_ms(tokens) for tokens in demand.prompt_lens) / len(demand.prompt_lens)
-    full_s = site.tpot.held_s(demand.out_tokens, site.slots)
+    forward_ms = site.mean_forward_ms(workload)
+    full_s = site.tpot.held_s(workload.out_tokens, site.slots)
     top = min(1000 * prefills / forward_ms, decodes * site.slots / full_s)
 
     def holds(qps: float) -> bool:
-        return attainment(demand.at(qps), site, slo, prefills, decodes).state(slo) == "both"
+        return attainment(workload.at(qps), site, slo, prefills, decodes).state(slo) == "both"
 
     return rate_by_bisection(holds, top)
 
@@ -208,10 +214,10 @@ class RatioResult:
     prefills: int
     decodes: int
     highest_qps: float
-    at_demand: Attainment
+    at_workload: Attainment
 
 
-def ratios(demand: Demand, site: Site, slo: Slo, instances: int) -> list[RatioResult]:
+def ratios(workload: Workload, site: Site, slo: Slo, instances: int) -> list[RatioResult]:
     """Every split of `instances`, from one prefill instance to one decode instance."""
     found = []
     for prefills in range(1, instances):
@@ -220,15 +226,15 @@ def ratios(demand: Demand, site: Site, slo: Slo, instances: int) -> list[RatioRe
             RatioResult(
                 prefills,
                 decodes,
-                highest_qps(demand, site, slo, prefills, decodes),
-                attainment(demand, site, slo, prefills, decodes),
+                highest_qps(workload, site, slo, prefills, decodes),
+                attainment(workload, site, slo, prefills, decodes),
             )
         )
     return found
 
 
-def fluid_ratio(demand: Demand, site: Site, prefill_load: float = 1.0, decode_load: float = 1.0) -> float:
+def fluid_ratio(workload: Workload, site: Site, prefill_load: float = 1.0, decode_load: float = 1.0) -> float:
     """n_P / n_D that loads both pools to the given shares: the formula without waits."""
-    forward_s = math.fsum(site.prefill.forward_ms(t) for t in demand.prompt_lens) / len(demand.prompt_lens) / 1000
-    slot_s = site.tpot.held_s(demand.out_tokens, site.slots) / site.slots
+    forward_s = site.mean_forward_ms(workload) / 1000
+    slot_s = site.tpot.held_s(workload.out_tokens, site.slots) / site.slots
     return (forward_s / prefill_load) / (slot_s / decode_load)
