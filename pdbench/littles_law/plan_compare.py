@@ -40,9 +40,9 @@ class Sides:
 def compare(
     prefill: options.Prefill,
     qps: options.Qps,
-    prompt_len: Annotated[int, typer.Option("--prompt-len", min=1, help="Tokens of a prompt.")] = 4096,
+    prompt_len: options.PromptLen = 4096,
     out_tokens: options.OutTokens = 128,
-    out_cv: Annotated[float, typer.Option("--out-cv", min=0, max=10, help="CV of output lengths.")] = 0.0,
+    out_cv: options.OutCv = 0.0,
     instances: Annotated[int, typer.Option("--instances", min=2, max=64, help="Instances of each way.")] = 2,
     ratio: Annotated[str | None, typer.Option("--ratio", metavar="P:D", help="Default: what serves most.")] = None,
     chunk_tokens: Annotated[

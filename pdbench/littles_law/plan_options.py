@@ -52,6 +52,15 @@ SloShare = Annotated[float, typer.Option("--slo-share", help="Share of requests 
 HandoffMs = Annotated[float, typer.Option("--handoff-ms", help="Handoff of a prompt beside its bytes on --link.")]
 MaxNumSeqs = Annotated[int, typer.Option("--max-num-seqs", min=1, max=4096, help="Slots of an instance that decodes.")]
 Routing = Annotated[str, typer.Option("--routing", help="split: each instance its part; shared: one queue a role.")]
+PromptLen = Annotated[int, typer.Option("--prompt-len", min=1, help="Tokens of a prompt.")]
+OutCv = Annotated[float, typer.Option("--out-cv", min=0, max=10, help="CV of output lengths.")]
+TurnTo = Annotated[
+    list[str] | None,
+    typer.Option("--turn-to", metavar="PROMPT:OUT@QPS", help="What the load turns to; simulates a controller."),
+]
+MeasuredTtft = Annotated[
+    float | None, typer.Option("--measured-ttft-ms", help="A measured TTFT of that percentile: what is unexplained?")
+]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")]
 Html = Annotated[Path | None, typer.Option("--html", metavar="FILE", help="Write a page with the curves.")]
 

@@ -29,24 +29,24 @@ from pdbench.littles_law.ratio import RatioResult, Site, Slo, Workload, ratios
 from pdbench.littles_law.traces import TracedRequest, read_trace
 from pdbench.quantities import seconds
 
+MOST_REQUESTS = 300_000
+SIMULATED_AS = "Simulated pools have one queue a role; a stream keeps the TPOT of the batch that it joined."
 _PHASE = re.compile(r"(\d+):(\d+)@(\d+(?:\.\d+)?)")
 
 
 def ratio(
     prefill: options.Prefill,
     qps: options.OptionalQps = None,
-    prompt_len: Annotated[int, typer.Option("--prompt-len", min=1, help="Tokens of a prompt.")] = 4096,
+    prompt_len: options.PromptLen = 4096,
     out_tokens: options.OutTokens = 128,
-    out_cv: Annotated[float, typer.Option("--out-cv", min=0, max=10, help="CV of output lengths.")] = 0.0,
+    out_cv: options.OutCv = 0.0,
     trace: Annotated[
         Path | None, typer.Option("--trace", metavar="FILE", help="Azure CSV or Mooncake JSONL instead of --qps.")
     ] = None,
     rate_scale: Annotated[float, typer.Option("--rate-scale", help="Play the trace this much faster.")] = 1.0,
     window: Annotated[str, typer.Option("--window", help="Part of a trace that has one ratio.")] = "5m",
     instances: Annotated[int, typer.Option("--instances", min=2, max=64, help="Instances to share out.")] = 8,
-    max_num_seqs: Annotated[
-        int, typer.Option("--max-num-seqs", min=1, max=4096, help="Slots of a decode instance.")
-    ] = 64,
+    max_num_seqs: options.MaxNumSeqs = 64,
     tpot: options.TpotMs = 10.0,
     tpot_slope: options.TpotSlope = 0.0,
     goodput: options.Goodput = None,
@@ -58,22 +58,14 @@ def ratio(
     link: options.LinkName = None,
     link_gb_s: options.LinkSpeed = None,
     handoff_ms: options.HandoffMs = 0.0,
-    routing: Annotated[
-        str, typer.Option("--routing", help="split: each instance its part; shared: one queue a role.")
-    ] = "split",
-    turn_to: Annotated[
-        list[str] | None,
-        typer.Option("--turn-to", metavar="PROMPT:OUT@QPS", help="What the load turns to; simulates a controller."),
-    ] = None,
-    phase: Annotated[str, typer.Option("--phase", help="How long each load lasts.")] = "10m",
+    routing: options.Routing = "split",
+    turn_to: options.TurnTo = None,
+    phase: Annotated[str, typer.Option("--phase", help="How long each load of --turn-to lasts.")] = "10m",
     controller: Annotated[bool, typer.Option("--controller", help="Simulate a controller over --trace.")] = False,
     control_every: Annotated[str, typer.Option("--control-every", help="The controller's interval.")] = "15s",
     switch: Annotated[str, typer.Option("--switch", help="A drained instance's change of role.")] = "1s",
     seed: Annotated[int, typer.Option("--seed", help="Of the simulated arrivals.")] = 0,
-    measured_ttft_ms: Annotated[
-        float | None,
-        typer.Option("--measured-ttft-ms", help="A measured TTFT of the same percentile: what is unexplained?"),
-    ] = None,
+    measured_ttft_ms: options.MeasuredTtft = None,
     json: options.Json = False,
     html: options.Html = None,
 ) -> None:
@@ -85,19 +77,31 @@ def ratio(
     traced = [] if trace is None else played(read_trace(trace), scale)
     workload = _workload(qps, prompt_len, out_tokens, out_cv, traced)
     phases = [workload, *_phases(turn_to, out_cv)]
+    if controller and not traced and len(phases) == 1:
+        raise UsageError("--controller wants a load that changes.", "Give --trace, or --turn-to PROMPT:OUT@QPS.")
     plan = _region_plan(workload, site, slo, instances, measured_ttft_ms)
     if len(phases) > 1:
-        jobs = turning_jobs(phases, _seconds(phase, "--phase"), site, seed)
+        long_s = _seconds(phase, "--phase")
+        _check_size(sum(each.qps for each in phases) * long_s)
+        jobs = turning_jobs(phases, long_s, site, seed)
+        if len(jobs) < 2:
+            raise UsageError("the load is too thin to simulate.", "Raise --qps or --phase.")
     else:
+        _check_size(len(traced))
         jobs = traced_jobs(traced, site)
-    if len(jobs) > 1:
-        fixed = fixed_runs(jobs, site, slo, instances)
-        if traced and len(phases) == 1:
-            plan = _with_day(plan, traced, fixed, _seconds(window, "--window"))
-        if controller or len(phases) > 1:
-            every_s, switch_s = _seconds(control_every, "--control-every"), seconds(switch, "--switch")
-            plan = _with_controller(plan, contest(jobs, site, slo, fixed, every_s, switch_s))
+    fixed = fixed_runs(jobs, site, slo, instances) if jobs else []
+    if traced and len(phases) == 1:
+        plan = _with_day(plan, traced, fixed, _seconds(window, "--window"))
+    if controller or len(phases) > 1:
+        every_s, switch_s = _seconds(control_every, "--control-every"), seconds(switch, "--switch")
+        plan = _with_controller(plan, contest(jobs, site, slo, fixed, every_s, switch_s))
     show(plan, as_json=json, html=html)
+
+
+def _check_size(requests: float) -> None:
+    if requests > MOST_REQUESTS:
+        said = f"{requests:,.0f} requests are more than the {MOST_REQUESTS:,} that are simulated at once."
+        raise UsageError(said, "Shorten --phase, or cut the trace.")
 
 
 def _seconds(text: str, option: str) -> float:
@@ -176,7 +180,7 @@ def _with_day(plan: Plan, traced: list[TracedRequest], fixed: list[Pools], windo
         *plan.remarks,
         "The first two tables are formulas for Poisson arrivals at the trace's mean rate. Burst is variance over mean "
         "of its counts a second, 1 for Poisson: the higher, the more the simulation below them is to be trusted.",
-        "Simulated pools have one queue a role; a stream keeps the TPOT of the batch that it joined.",
+        SIMULATED_AS,
     )
     document = {**plan.document, "windows": [day.document() for day in days]}
     return replace(plan, answer=said, tables=(*plan.tables, table), remarks=remarks, document=document,
@@ -186,7 +190,8 @@ def _with_day(plan: Plan, traced: list[TracedRequest], fixed: list[Pools], windo
 def _with_controller(plan: Plan, steered: Contest) -> Plan:
     said, table = contest_table(steered)
     remarks = (
-        *plan.remarks,
+        *(remark for remark in plan.remarks if remark != SIMULATED_AS),
+        SIMULATED_AS,
         f"The controller starts at equal shares, moves one instance at a time and waits {ms(steered.drain_s * 1000)} "
         "(a drain) between moves. The best fixed ratio is known only afterwards; the oracle knows what comes.",
     )
