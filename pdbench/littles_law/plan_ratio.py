@@ -24,7 +24,7 @@ from pdbench.littles_law.plan_region import (
     region_table,
 )
 from pdbench.littles_law.plan_text import Plan, Table, ms, percent, show
-from pdbench.littles_law.pools import Pools
+from pdbench.littles_law.pools import Job, Pools
 from pdbench.littles_law.ratio import RatioResult, Site, Slo, Workload, ratios
 from pdbench.littles_law.traces import TracedRequest, read_trace
 from pdbench.quantities import seconds
@@ -80,15 +80,7 @@ def ratio(
     if controller and not traced and len(phases) == 1:
         raise UsageError("--controller wants a load that changes.", "Give --trace, or --turn-to PROMPT:OUT@QPS.")
     plan = _region_plan(workload, site, slo, instances, measured_ttft_ms)
-    if len(phases) > 1:
-        long_s = _seconds(phase, "--phase")
-        _check_size(sum(each.qps for each in phases) * long_s)
-        jobs = turning_jobs(phases, long_s, site, seed)
-        if len(jobs) < 2:
-            raise UsageError("the load is too thin to simulate.", "Raise --qps or --phase.")
-    else:
-        _check_size(len(traced))
-        jobs = traced_jobs(traced, site)
+    jobs = _jobs(phases, phase, traced, site, seed)
     fixed = fixed_runs(jobs, site, slo, instances) if jobs else []
     if traced and len(phases) == 1:
         plan = _with_day(plan, traced, fixed, _seconds(window, "--window"))
@@ -96,6 +88,19 @@ def ratio(
         every_s, switch_s = _seconds(control_every, "--control-every"), seconds(switch, "--switch")
         plan = _with_controller(plan, contest(jobs, site, slo, fixed, every_s, switch_s))
     show(plan, as_json=json, html=html)
+
+
+def _jobs(phases: list[Workload], phase: str, traced: list[TracedRequest], site: Site, seed: int) -> list[Job]:
+    """What is simulated: a load that turns, or a trace; nothing where there is neither."""
+    if len(phases) == 1:
+        _check_size(len(traced))
+        return traced_jobs(traced, site)
+    long_s = _seconds(phase, "--phase")
+    _check_size(sum(each.qps for each in phases) * long_s)
+    jobs = turning_jobs(phases, long_s, site, seed)
+    if len(jobs) < 2:
+        raise UsageError("the load is too thin to simulate.", "Raise --qps or --phase.")
+    return jobs
 
 
 def _check_size(requests: float) -> None:
