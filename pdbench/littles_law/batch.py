@@ -9,7 +9,9 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from pdbench.littles_law.waits import Waits, exponential_tail
+from pdbench.littles_law.waits import NO_WAIT, Waits, exponential_tail
+
+NEGLIGIBLE = 1e-30
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,16 +55,30 @@ def batch_waits(qps: float, out_tokens: float, tpot: Tpot, slots: int) -> Batch 
     full = slots / tpot.held_s(out_tokens, slots)
     if qps >= full:
         return None
-    # Probabilities relative to the largest one, so that neither end overflows.
-    logs, total = [0.0], 0.0
-    for n in range(1, slots + 1):
-        total += math.log(qps * tpot.held_s(out_tokens, n) / n) if qps > 0 else -math.inf
-        logs.append(total)
-    top = max(logs)
-    weights = [math.exp(value - top) for value in logs]
-    ratio = qps / full
-    beyond = weights[slots] / (1 - ratio)  # n >= c
-    mass = math.fsum(weights[:slots]) + beyond
+    if qps == 0:
+        return Batch(NO_WAIT, 0.0)
+    weights = _weights(qps, out_tokens, tpot, slots)
+    beyond = weights.pop(slots, 0.0) / (1 - qps / full)  # n >= c
+    mass = math.fsum(weights.values()) + beyond
     p_wait = beyond / mass
-    running = (math.fsum(n * w for n, w in enumerate(weights[:slots])) + slots * beyond) / mass
+    running = (math.fsum(n * weight for n, weight in weights.items()) + slots * beyond) / mass
     return Batch(exponential_tail(p_wait, p_wait / (full - qps)), running)
+
+
+def _weights(qps: float, out_tokens: float, tpot: Tpot, slots: int) -> dict[int, float]:
+    """P(n) for n <= c relative to where the chain mostly is, outwards to both sides until nothing is left."""
+    usual = min(slots, math.floor(running_without_limit(qps, out_tokens, tpot) or 0.0))
+    weights = {usual: 1.0}
+    weight = 1.0
+    for n in range(usual, 0, -1):
+        weight *= n / (qps * tpot.held_s(out_tokens, n))
+        weights[n - 1] = weight
+        if weight < NEGLIGIBLE:
+            break
+    weight = 1.0
+    for n in range(usual + 1, slots + 1):
+        weight *= qps * tpot.held_s(out_tokens, n) / n
+        weights[n] = weight
+        if weight < NEGLIGIBLE:
+            break
+    return weights

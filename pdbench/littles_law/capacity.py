@@ -10,14 +10,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from pdbench.littles_law.demand import Demand
+from pdbench.littles_law.slots_question import MOST_SLOTS
 from pdbench.littles_law.waits import Waits
 
 WaitsAt = Callable[[float, int], Waits | None]
 
 RULE = 0.8  # the rule of thumb: keep mean slot use below 80 %
-MOST_SLOTS = 1_000_000
 CURVE = (0.3, 0.5, 0.6, 0.7, 0.75, 0.8, 0.85, 0.9, 0.95, 0.98)
-RATE_STEPS = 12
+RATE_STEP = 0.0005
 CLOSE = 0.02  # of utilisation: how near to 80 % the safe rate may be for the rule to be called right
 
 
@@ -70,11 +70,11 @@ def _fewest_stable(demand: Demand) -> int | None:
     return None if least > MOST_SLOTS else max(1, math.floor(least) + 1)
 
 
-def highest_rate(demand: Demand, slots: int, slo_s: float, waits_at: WaitsAt) -> float:
+def highest_rate(points: Sequence[Point], capacity: float, slo_s: float, waits_at: WaitsAt, slots: int) -> float:
     """The highest rate whose p99 wait keeps the SLO, within 0.1 % of the pool's capacity; 0 where none does."""
-    capacity = demand.capacity_qps(slots)
-    low, high = 0.0, 1.0  # of the capacity
-    for _ in range(RATE_STEPS):
+    low = max((point.utilisation for point in points if keeps(point.waits, slo_s)), default=0.0)
+    high = min((point.utilisation for point in points if point.utilisation > low), default=1.0)
+    while high - low > RATE_STEP:
         middle = (low + high) / 2
         if keeps(waits_at(middle * capacity, slots), slo_s):
             low = middle

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field, replace
 
-from pdbench.littles_law.batch import Tpot
+from pdbench.littles_law.batch import Tpot, running_without_limit
 from pdbench.littles_law.lengths import Lengths
 
 
@@ -30,6 +30,17 @@ class Demand:
     def load(self, slots: float) -> float:
         """Slots that the load needs, by Little's law, at the TPOT of a full batch of `slots`."""
         return self.qps * self.held_s(slots)
+
+    def held_slots(self, slots: int | None) -> float | None:
+        """Slots that the load holds on average, at the TPOT that goes with it; in overload at a full batch's.
+
+        `None` where no number of slots is enough: the batch slows down faster than it grows.
+        """
+        if self.tpot.slope_ms == 0:
+            return self.load(1)
+        if slots is not None and self.load(slots) >= slots:
+            return self.load(slots)
+        return running_without_limit(self.qps, self.out_tokens, self.tpot)
 
     def capacity_qps(self, slots: int) -> float:
         """The rate that a full pool completes."""

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from pdbench.littles_law.demand import Demand
 from pdbench.littles_law.waits import Waits
 
-SIMULATED_REQUESTS = 800_000
-RUNS = (200, 4000)
+SIMULATED_REQUESTS = 400_000
+RUNS = (20, 4000)
 BATCH_REQUESTS = 80_000  # where TPOT follows the batch, one request at a time
 BATCH_RUNS = (20, 400)
 

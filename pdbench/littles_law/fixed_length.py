@@ -16,7 +16,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
-from pdbench.littles_law.incomplete_gamma import log_density, lower, upper
+from pdbench.littles_law.incomplete_gamma import deviance, log_density, lower, upper
 from pdbench.littles_law.waits import NO_WAIT, Waits, matched_tail
 
 SUMMED_ONE_BY_ONE = 8
@@ -30,7 +30,7 @@ def fixed_length_waits(load: float, slots: int, burstiness: float = 1.0) -> Wait
     if rho <= 0 or math.isinf(burstiness):
         return NO_WAIT
     shape = slots * burstiness
-    decay = shape * (rho - 1 - math.log(rho))
+    decay = shape * deviance(rho)
     if decay > 700:
         return NO_WAIT
     conjugate = _conjugate(rho)
@@ -56,13 +56,13 @@ def _terms(n: float, shape: float, rho: float, conjugate: float) -> tuple[float,
 
 
 def _conjugate(rho: float) -> float:
-    """The other solution x > 1 of x exp(-x) = rho exp(-rho), by Newton's method on x - ln x = rho - ln rho."""
-    aim = rho - math.log(rho)
-    x = 1 + math.sqrt(2 * (aim - 1)) + (aim - 1) / 1.5
+    """The other solution x > 1 of x exp(-x) = rho exp(-rho), by Newton's method on x - 1 - ln x."""
+    aim = deviance(rho)
+    x = 1 + math.sqrt(2 * aim) + aim / 1.5
     for _ in range(50):
-        step = (x - math.log(x) - aim) / (1 - 1 / x)
+        step = (deviance(x) - aim) / (1 - 1 / x)
         x -= step
-        if abs(step) < 1e-14 * x:
+        if abs(step) < 1e-14 * (x - 1):
             break
     return x
 

@@ -36,14 +36,14 @@ def log_density(a: float, x: float) -> float:
     if a < LARGE_SHAPE:
         return a * math.log(x) - x - math.lgamma(a + 1)
     # The same through Stirling's series around x = a, where the direct form loses digits.
-    return -a * _deviance(x / a) - 0.5 * math.log(2 * math.pi * a) - (1 / (12 * a) - 1 / (360 * a**3))
+    return -a * deviance(x / a) - 0.5 * math.log(2 * math.pi * a) - (1 / (12 * a) - 1 / (360 * a**3))
 
 
-def _deviance(ratio: float) -> float:
-    """ratio - 1 - ln(ratio), exact near 1."""
+def deviance(ratio: float) -> float:
+    """ratio - 1 - ln(ratio), to full precision near 1 too."""
     d = ratio - 1
     if abs(d) > 0.02:
-        return d - math.log(ratio)
+        return d - math.log(ratio) if ratio > 0 else math.inf
     return d * d * (1 / 2 - d * (1 / 3 - d * (1 / 4 - d * (1 / 5 - d * (1 / 6 - d * (1 / 7 - d / 8))))))
 
 
@@ -79,7 +79,7 @@ def _fraction(a: float, x: float) -> float:
 def _temme(a: float, x: float) -> tuple[float, float]:
     """P and Q from 1/2 erfc(-+eta sqrt(a/2)) -+ R, R = e^(-a eta^2 / 2) / sqrt(2 pi a) * (c0 + c1 / a)."""
     mu = x / a - 1
-    half = _deviance(x / a)
+    half = deviance(x / a)
     eta = math.copysign(math.sqrt(2 * half), mu)
     if abs(eta) < 0.3:
         c0 = _polynomial(eta, _C0)

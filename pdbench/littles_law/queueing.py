@@ -64,6 +64,7 @@ def mean_of_heavy_traffic(load: float, slots: int, ca: float, cs: float) -> floa
     return (ca * ca + cs * cs) / 2 * exponential_waits(load, slots).mean_s
 
 
-def fullest_pool(slots: int, beta: float) -> float:
-    """Square-root staffing: the utilisation 1 - beta / sqrt(c), never below 0."""
-    return max(0.0, 1 - beta / math.sqrt(slots))
+def relaxation(load: float, slots: int, ca: float, cs: float) -> float:
+    """How long the queue remembers, in S: what comes so much later no longer depends on what is now."""
+    rho = load / slots
+    return max(1.0, (ca * ca + cs * cs) / 2 / (slots * (1 - math.sqrt(rho)) ** 2))

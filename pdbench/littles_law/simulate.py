@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pdbench.littles_law.lengths import Lengths
+from pdbench.littles_law.queueing import relaxation
 from pdbench.littles_law.waits import QUANTILES, Waits
 
 Floats = npt.NDArray[np.float64]
@@ -120,15 +121,9 @@ def _held(rng: np.random.Generator, lengths: Lengths, size: tuple[int, int]) -> 
     return held
 
 
-def relaxation_s(load: float, slots: int, ca: float, cs: float) -> float:
-    """How long the queue remembers, in S."""
-    rho = load / slots
-    return max(1.0, (ca * ca + cs * cs) / 2 / (slots * (1 - math.sqrt(rho)) ** 2))
-
-
 def customers_needed(load: float, slots: int, ca: float, cs: float, p_wait: float) -> float:
     """Requests after which the mean of waits that are correlated so long is known to about RELATIVE_ERROR_AIM."""
-    memory = load * relaxation_s(load, slots, ca, cs)
+    memory = load * relaxation(load, slots, ca, cs)
     return 2 * memory * 2 / max(p_wait, 1e-12) / RELATIVE_ERROR_AIM**2
 
 
@@ -141,7 +136,7 @@ def steady_waits(
     most = min(MAX_CUSTOMERS, MAX_SLOT_VISITS / slots) * effort
     wanted = customers_needed(load, slots, ca, lengths.total_cv, guess.p_wait) * effort
     customers = min(most, max(MIN_CUSTOMERS * min(1.0, effort), wanted))
-    memory = load * relaxation_s(load, slots, ca, lengths.total_cv)
+    memory = load * relaxation(load, slots, ca, lengths.total_cv)
     warm = math.ceil(3 * memory + 3 * load * lengths.total_cv + slots)
     replicates = int(min(2000, max(2 * GROUPS, customers / (3 * warm))) // GROUPS * GROUPS)
     steps = math.ceil(customers / replicates)

@@ -6,7 +6,6 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from pdbench.littles_law.batch import running_without_limit
 from pdbench.littles_law.capacity import (
     RULE,
     Point,
@@ -38,7 +37,7 @@ def answer(question: Question) -> dict[str, Any]:
         traced: TraceWaits | None = TraceWaits(question)
     else:
         traced = None
-    least = one.load(slots) if slots else running_without_limit(one.qps, one.out_tokens, one.tpot)
+    least = one.held_slots(slots)
     document: dict[str, Any] = {
         "slots_needed": None if least is None else least * question.decoders,
         "slots_available": None if slots is None else slots * question.decoders,
@@ -72,9 +71,9 @@ def _here(question: Question, one: Demand, slots: int, traced: Any) -> Estimate:
 
 
 def _against_capacity(question: Question, one: Demand, slots: int, here: Estimate) -> dict[str, Any]:
-    load, capacity = one.load(slots), one.capacity_qps(slots)
+    capacity = one.capacity_qps(slots)
     found: dict[str, Any] = {
-        "utilisation": load / slots,
+        "utilisation": one.qps / capacity,
         "p_wait": 1.0 if here.waits is None else here.waits.p_wait,
         "wait_ms": None if here.waits is None else wait_ms(here.waits),
         "method": here.method,
@@ -142,7 +141,7 @@ def _rates(question: Question, one: Demand, slots: int, waits_at: WaitsAt, simul
     if simulated:
         safe = highest_rate_between(points, capacity, slo_s, waits_at, slots)
     else:
-        safe = highest_rate(one, slots, slo_s, waits_at)
+        safe = highest_rate(points, capacity, slo_s, waits_at, slots)
     at_rule = next(point for point in points if point.utilisation == RULE)
     return {
         "max_qps": safe * question.decoders,
@@ -179,7 +178,9 @@ def _curve_point(point: Point, decoders: int) -> dict[str, float]:
 def _facts(question: Question, one: Demand, slots: int | None) -> dict[str, Any]:
     """What went in, as it was understood."""
     demand = question.demand
-    at = slots or 1
+    at = one.held_slots(slots) or 1.0
+    if slots is not None:
+        at = min(at, slots)
     found: dict[str, Any] = {
         "qps": demand.qps,
         "out_tokens": demand.out_tokens,
@@ -193,9 +194,8 @@ def _facts(question: Question, one: Demand, slots: int | None) -> dict[str, Any]
         "max_num_seqs": question.max_num_seqs,
     }
     if demand.tpot.slope_ms > 0:
-        running = running_without_limit(one.qps, one.out_tokens, one.tpot)
         found["tpot_slope_ms"] = demand.tpot.slope_ms
-        found["running_without_limit"] = None if running is None else running * question.decoders
+        found["tpot_full_batch_ms"] = None if slots is None else demand.tpot.at(slots)
     if question.classes:
         found["classes"] = _classes(question, at)
     if question.pool is not None:
@@ -203,7 +203,7 @@ def _facts(question: Question, one: Demand, slots: int | None) -> dict[str, Any]
     return found
 
 
-def _classes(question: Question, slots: int) -> list[dict[str, Any]]:
+def _classes(question: Question, slots: float) -> list[dict[str, Any]]:
     needs = [one.qps * question.demand.tpot.held_s(one.out_tokens, slots) for one in question.classes]
     total = sum(needs)
     return [

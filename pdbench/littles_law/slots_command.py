@@ -12,11 +12,12 @@ import typer
 from pdbench.errors import StorageError, UsageError
 from pdbench.littles_law.demand import Demand
 from pdbench.littles_law.slots_answer import answer, fullest, slots_curve
-from pdbench.littles_law.slots_inputs import Memory, mean_load, pool_limit, traced
+from pdbench.littles_law.slots_inputs import classed, mean_load, traced
 from pdbench.littles_law.slots_question import (
+    MOST_PROMPTS,
+    MOST_SLOTS,
     Question,
     burstiness_of,
-    classes_of,
     lengths_of,
     tpot_of,
     whole,
@@ -39,9 +40,9 @@ def slots(
     classes: Annotated[
         list[str] | None, typer.Option("--class", metavar="NAME:OUT@QPS", help="A class of its own; repeat.")
     ] = None,
-    tpot_slope: Annotated[Number, typer.Option("--tpot-slope", help="TPOT's rise in ms a further running one.")] = None,
+    tpot_slope: Annotated[Number, typer.Option("--tpot-slope", help="ms that each further running one adds.")] = None,
     tpot_at_batch: Annotated[
-        Number, typer.Option("--tpot-at-batch", help="Running ones when --tpot was taken.")
+        Number, typer.Option("--tpot-at-batch", help="Requests running when --tpot was taken.")
     ] = None,
     slo_wait_p99: Annotated[str, typer.Option("--slo-wait-p99", help="The p99 wait that is allowed.")] = "100ms",
     num_prompts: Annotated[int | None, typer.Option("--num-prompts", help="Also: what a run this long shows.")] = None,
@@ -70,25 +71,30 @@ def slots(
     if from_run is not None:
         from pdbench.littles_law.slots_from_run import questions_of_run
 
-        asked = questions_of_run(from_run, slo_s, whole(max_num_seqs, "--max-num-seqs"), decoders)
+        asked = questions_of_run(from_run, slo_s, whole(max_num_seqs, "--max-num-seqs", MOST_SLOTS), decoders)
         show([{**cell, **_answered(question, html)} for cell, question in asked], as_json=json, html=html)
         return
-    given, requests = classes_of(classes or ()), traced(trace)
-    load = mean_load(qps, out_tokens, given, requests)
-    lengths = lengths_of(out_cv, out_law, load.values, load.weights)
+    given, requests = classed(classes), traced(trace)
+    rate, mean_tokens, values, weights = mean_load(qps, out_tokens, given, requests)
+    lengths = lengths_of(out_cv, out_law, values, weights)
     spread = burstiness_of(1.0 if burstiness is None else burstiness)
-    demand = Demand(load.qps, load.out_tokens, tpot_of(tpot, tpot_slope, tpot_at_batch), lengths, spread)
-    memory = Memory(model, model_config, kv_dtype, tp, hbm, kv_tokens, prompt_len, staging)
+    demand = Demand(rate, mean_tokens, tpot_of(tpot, tpot_slope, tpot_at_batch), lengths, spread)
+    pool = None
+    if any(value is not None for value in (model, model_config, hbm, kv_tokens)):
+        from pdbench.littles_law.slots_pool import Memory, pool_limit
+
+        memory = Memory(model, model_config, kv_dtype, tp, hbm, kv_tokens, prompt_len, staging)
+        pool = pool_limit(memory, mean_tokens)
     question = Question(
         demand,
-        whole(max_num_seqs, "--max-num-seqs"),
+        whole(max_num_seqs, "--max-num-seqs", MOST_SLOTS),
         slo_s,
         decoders,
         given,
         requests if burstiness is None else (),  # with a named process only the trace's lengths count
-        pool_limit(memory, load.out_tokens),
+        pool,
         tpot_at_batch,
-        whole(num_prompts, "--num-prompts"),
+        whole(num_prompts, "--num-prompts", MOST_PROMPTS),
         normalised,
     )
     show([_answered(question, html)], as_json=json, html=html)

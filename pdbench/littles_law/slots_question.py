@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -14,33 +13,13 @@ from pdbench.littles_law.demand import Demand
 from pdbench.littles_law.lengths import LAWS, Lengths
 
 if TYPE_CHECKING:
+    from pdbench.littles_law.slots_classes import ClassLoad
+    from pdbench.littles_law.slots_pool import PoolLimit
     from pdbench.littles_law.traces import TracedRequest
 
 LARGEST = 1e12  # beyond any load; keeps products finite
-
-
-@dataclass(frozen=True, slots=True)
-class ClassLoad:
-    """A class of requests with its own output length and rate."""
-
-    name: str
-    out_tokens: float
-    qps: float
-
-
-@dataclass(frozen=True, slots=True)
-class PoolLimit:
-    """What the KV pool of one decoder holds. `bytes_per_slot` (one GPU) is None where the model was not given."""
-
-    sequences: int
-    staging: int
-    tokens_per_sequence: float
-    bytes_per_slot: float | None
-    pool_bytes: float | None
-
-    @property
-    def slots(self) -> int:
-        return self.sequences - self.staging
+MOST_SLOTS = 1_000_000
+MOST_PROMPTS = 200_000  # of a run; a longer one is its steady state, or overload
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,9 +56,9 @@ def number(value: float | None, option: str, *, above: float = 0.0, least: float
     return value
 
 
-def whole(value: int | None, option: str) -> int | None:
-    if value is not None and not 1 <= value <= LARGEST:
-        raise UsageError(f"{option} wants a whole number above 0, not {value}.")
+def whole(value: int | None, option: str, most: float = LARGEST) -> int | None:
+    if value is not None and not 1 <= value <= most:
+        raise UsageError(f"{option} wants a whole number from 1 to {most:,.0f}, not {value}.")
     return value
 
 
@@ -117,22 +96,3 @@ def burstiness_of(value: float) -> float:
     if value < 1e-4:
         raise UsageError(f"--burstiness {value:g} is no arrival process that can be told from one single burst.")
     return math.inf if value > 1e6 else value
-
-
-def classes_of(texts: Sequence[str]) -> tuple[ClassLoad, ...]:
-    """`NAME:OUT@QPS` as given on the command line."""
-    found = []
-    for text in (part.strip() for value in texts for part in value.split(",") if part.strip()):
-        match = re.fullmatch(r"(?P<name>[^:@]+):(?P<out>[^:@]+)@(?P<qps>[^:@]+)", text)
-        try:
-            if match is None:
-                raise ValueError(text)
-            one = ClassLoad(match["name"], float(match["out"]), float(match["qps"]))
-        except ValueError:
-            raise UsageError(
-                f"--class wants NAME:OUT@QPS, not {text!r}.", "For example --class agent:2000@0.5"
-            ) from None
-        number(one.out_tokens, f"--class {one.name}: OUT")
-        number(one.qps, f"--class {one.name}: QPS")
-        found.append(one)
-    return tuple(found)

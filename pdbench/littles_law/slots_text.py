@@ -65,7 +65,8 @@ def headline(document: Document) -> str:
             else f" max-num-seqs {wanted} keeps the p99 wait within {ms(document['slo_wait_p99_ms'])}."
         )
         return f"The load holds {figure(needed)} slots on average.{enough}"
-    full = f"{figure(needed)} of {available} slots ({percent(document['utilisation'])})"
+    use = percent(document["utilisation"])
+    full = f"{figure(needed)} of {available} slots ({use}{' of capacity' if 'tpot_slope_ms' in document else ''})"
     overload = document["overload"]
     if overload is not None:
         growth = overload["ttft_growth_ms_per_request"]

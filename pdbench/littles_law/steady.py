@@ -11,14 +11,14 @@ from dataclasses import dataclass
 from pdbench.littles_law.batch import batch_waits
 from pdbench.littles_law.demand import Demand
 from pdbench.littles_law.fixed_length import fixed_length_waits
-from pdbench.littles_law.queueing import bursty_waits, exponential_waits, poisson_waits
+from pdbench.littles_law.queueing import bursty_waits, exponential_waits, poisson_waits, relaxation
 from pdbench.littles_law.waits import NO_WAIT, Waits, exponential_tail
 
 HEAVY_LOGNORMAL_CV = 0.5
 FORMULA_CV = 2.0
 FEWEST_WAITING = 2e-5  # P(wait) below which a simulation sees next to none
 MOST_SIMULATED_SLOTS = 20_000
-MOST_CUSTOMERS = 3e8  # wanted by the theory of the mean; the budget is less and the interval says what it gave
+LONGEST_MEMORY = 1e5  # requests after which the queue has forgotten; beyond, heavy-traffic formulas are the better ones
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,10 +84,7 @@ def _is_poor(demand: Demand) -> bool:
 def _can_simulate(demand: Demand, load: float, slots: int, guess: Waits) -> bool:
     if guess.p_wait < FEWEST_WAITING or slots > MOST_SIMULATED_SLOTS:
         return False
-    from pdbench.littles_law.simulate import customers_needed
-
-    wanted = customers_needed(load, slots, demand.arrival_cv, demand.lengths.total_cv, guess.p_wait)
-    return wanted <= MOST_CUSTOMERS
+    return load * relaxation(load, slots, demand.arrival_cv, demand.lengths.total_cv) <= LONGEST_MEMORY
 
 
 def _simulated(demand: Demand, slots: int, guess: Waits, effort: float, seed: int) -> Estimate:
