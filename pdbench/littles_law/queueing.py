@@ -59,11 +59,6 @@ def bursty_waits(load: float, slots: int, ca: float, cs: float, overlap: float) 
     return exponential_tail(p_wait, p_wait * (ca * ca + cs * cs) / (2 * (slots - load)))
 
 
-def mean_of_heavy_traffic(load: float, slots: int, ca: float, cs: float) -> float:
-    """Allen-Cunneen: right as the load nears the slots, far too low for bursty arrivals on many slots."""
-    return (ca * ca + cs * cs) / 2 * exponential_waits(load, slots).mean_s
-
-
 def relaxation(load: float, slots: int, ca: float, cs: float) -> float:
     """How long the queue remembers, in S: what comes so much later no longer depends on what is now."""
     rho = load / slots

@@ -10,6 +10,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 QUANTILES = (0.5, 0.9, 0.99)
+ALL_OF_IT = 1e-6  # what is left of P(W > 0) beside the term far out: below it only rounding
+SLOWEST_REST = 0.8  # of the rate far out: a slower rest would itself be what is far out
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,33 +53,56 @@ def exponential_tail(p_wait: float, mean_s: float) -> Waits:
     return Waits(p_wait, mean_s, p50, p90, p99)
 
 
-def matched_tail(p_wait: float, mean_s: float, second_s2: float, weight: float, rate: float) -> Waits:
-    """A tail that is `weight * exp(-rate t)` far out and has the given P(W > 0), E W and E W^2.
+@dataclass(frozen=True, slots=True)
+class TailFacts:
+    """What is known exactly of a tail: P(W > 0), the density at 0+, two moments, and weight * exp(-rate t) far out."""
 
-    What the first term leaves is taken as (r + k t) exp(-f t): its value at 0 and its two moments fix r, k and f.
+    p_wait: float
+    density: float
+    mean_s: float
+    second_s2: float
+    weight: float
+    rate: float
+
+
+def matched_tail(facts: TailFacts) -> Waits:
+    """Waits whose tail has all of these.
+
+    What the term far out leaves is taken as (r + k t + l t^2) exp(-f t): its value and slope at 0 and its two moments
+    fix r, k, l and f. Of the three f that do, the middle one bends the tail least.
     """
-    rest = p_wait - weight
-    first = mean_s - weight / rate
-    second = second_s2 / 2 - weight / rate**2
-    faster = _decay(rest, first, second)
-    if faster is None or faster <= rate:
-        return exponential_tail(p_wait, mean_s)
-    slope = (first - rest / faster) * faster**2
+    rest = facts.p_wait - facts.weight
+    if abs(rest) < ALL_OF_IT * facts.p_wait:
+        return exponential_tail(facts.p_wait, facts.mean_s)
+    first = facts.mean_s - facts.weight / facts.rate
+    second = facts.second_s2 / 2 - facts.weight / facts.rate**2
+    turn = facts.weight * facts.rate - facts.density
+    faster = _middle_root(-3 * first / second, 3 * rest / second, turn / second) if second else None
+    if faster is None or faster < SLOWEST_REST * facts.rate:
+        return exponential_tail(facts.p_wait, facts.mean_s)
+    slope = faster * rest + turn
+    bend = (first * faster**3 - rest * faster**2 - slope * faster) / 2
 
     def tail(t: float) -> float:
-        return weight * math.exp(-rate * t) + (rest + slope * t) * math.exp(-faster * t)
+        far = facts.weight * math.exp(-facts.rate * t)
+        return far + (rest + (slope + bend * t) * t) * math.exp(-faster * t)
 
-    p50, p90, p99 = (_root(tail, 1 - q, mean_s / p_wait) if p_wait > 1 - q else 0.0 for q in QUANTILES)
-    return Waits(p_wait, mean_s, p50, p90, p99)
+    step_s = facts.mean_s / facts.p_wait
+    p50, p90, p99 = (_root(tail, 1 - q, step_s) if facts.p_wait > 1 - q else 0.0 for q in QUANTILES)
+    return Waits(facts.p_wait, facts.mean_s, p50, p90, p99)
 
 
-def _decay(rest: float, first: float, second: float) -> float | None:
-    """The largest positive f with second f^2 - 2 first f + rest = 0."""
-    spread = first * first - rest * second
-    if spread < 0 or second == 0:
+def _middle_root(a: float, b: float, c: float) -> float | None:
+    """The middle real root of x^3 + a x^2 + b x + c, or the only one; `None` where rounding leaves no sign of it."""
+    p, q = b - a * a / 3, 2 * a**3 / 27 - a * b / 3 + c
+    spread = -(4 * p**3 + 27 * q * q)
+    if spread >= 0 and p < 0:
+        angle = math.acos(max(-1.0, min(1.0, 3 * q / (2 * p) * math.sqrt(-3 / p)))) / 3
+        return 2 * math.sqrt(-p / 3) * math.cos(angle - 2 * math.pi / 3) - a / 3
+    if not math.isfinite(spread):
         return None
-    roots = ((first + math.sqrt(spread)) / second, (first - math.sqrt(spread)) / second)
-    return max((root for root in roots if root > 0), default=None)
+    side = math.sqrt(max(0.0, -spread / 108))
+    return math.cbrt(-q / 2 + side) + math.cbrt(-q / 2 - side) - a / 3
 
 
 def _root(tail: Callable[[float], float], wanted: float, step_s: float) -> float:
