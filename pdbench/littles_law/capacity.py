@@ -16,7 +16,8 @@ from pdbench.littles_law.waits import Waits
 WaitsAt = Callable[[float, int], Waits | None]
 
 RULE = 0.8  # the rule of thumb: keep mean slot use below 80 %
-CURVE = (0.3, 0.5, 0.6, 0.7, 0.75, 0.8, 0.85, 0.9, 0.95, 0.98)
+CURVE = (0.3, 0.5, 0.6, 0.7, 0.75, 0.8, 0.85, 0.9, 0.95)
+FINE_CURVE = tuple(percent / 100 for percent in range(20, 97, 1))
 RATE_STEP = 0.0005
 CLOSE = 0.02  # of utilisation: how near to 80 % the safe rate may be for the rule to be called right
 
@@ -106,7 +107,7 @@ def highest_rate_between(
     return max(low.qps, qps)
 
 
-def curve(demand: Demand, slots: int, waits_at: WaitsAt, utilisations: Sequence[float] = CURVE) -> list[Point]:
+def curve(demand: Demand, slots: int, waits_at: WaitsAt, utilisations: Sequence[float]) -> list[Point]:
     """Waits against utilisation on these slots."""
     capacity = demand.capacity_qps(slots)
     found = [(share, share * capacity, waits_at(share * capacity, slots)) for share in utilisations]

@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from pdbench.littles_law.capacity import (
+    CURVE,
+    FINE_CURVE,
     RULE,
     Point,
     WaitsAt,
@@ -27,8 +29,11 @@ CURVE_EFFORT = 0.04  # of a full simulation, for each point of the curve
 SEARCH_EFFORT = 0.1
 
 
-def answer(question: Question) -> dict[str, Any]:
-    """Everything that `pdbench slots` says. Times in ms; no NaN; `None` is not known or not existing."""
+def answer(question: Question, *, fine: bool = False) -> dict[str, Any]:
+    """Everything that `pdbench slots` says; `fine` draws its curve with more points where they cost little.
+
+    Times in ms; no NaN; `None` is not known or not existing.
+    """
     one = question.demand.share(question.decoders)  # what one decoder gets
     slots = question.slots
     if question.trace:
@@ -54,7 +59,7 @@ def answer(question: Question) -> dict[str, Any]:
     point = _here(question, one, slots, traced) if slots else None
     if slots and point:
         document |= _against_capacity(question, one, slots, point)
-    document |= _advice(question, one, slots, point, traced)
+    document |= _advice(question, one, slots, point, traced, FINE_CURVE if fine else CURVE)
     document |= _facts(question, one, slots)
     if traced is not None:
         document["trace"] = traced.facts()
@@ -96,7 +101,14 @@ def wait_ms(waits: Waits) -> dict[str, float]:
     return {name: value * 1000 for name, value in pairs}
 
 
-def _advice(question: Question, one: Demand, slots: int | None, here: Estimate | None, traced: Any) -> dict[str, Any]:
+def _advice(
+    question: Question,
+    one: Demand,
+    slots: int | None,
+    here: Estimate | None,
+    traced: Any,
+    shares: Sequence[float],
+) -> dict[str, Any]:
     """The fewest slots and the highest rate for the SLO, the curve, and what the 80 % rule would have said."""
     slo_s = question.slo_s
 
@@ -118,7 +130,7 @@ def _advice(question: Question, one: Demand, slots: int | None, here: Estimate |
     fits = fewest is not None and (question.pool is None or fewest <= question.pool.slots)
     found["recommended_max_num_seqs"] = fewest if fits else None
     if slots:
-        found |= _rates(question, one, slots, waits_at, simulated)
+        found |= _rates(question, one, slots, waits_at, CURVE if simulated else shares, simulated)
     return found
 
 
@@ -131,13 +143,15 @@ def _simulates(one: Demand, slots: int | None) -> bool:
     return bool(slots) and steady(one.at(RULE * one.capacity_qps(slots or 1)), slots or 1, effort=0.01).simulated
 
 
-def _rates(question: Question, one: Demand, slots: int, waits_at: WaitsAt, simulated: bool) -> dict[str, Any]:
+def _rates(
+    question: Question, one: Demand, slots: int, waits_at: WaitsAt, shares: Sequence[float], simulated: bool
+) -> dict[str, Any]:
     slo_s, capacity = question.slo_s, one.capacity_qps(slots)
 
     def rough(qps: float, count: int) -> Waits | None:
         return steady(one.at(qps), count, effort=CURVE_EFFORT).waits if simulated else waits_at(qps, count)
 
-    points = curve(one, slots, rough)
+    points = curve(one, slots, rough, shares)
     if simulated:
         safe = highest_rate_between(points, capacity, slo_s, waits_at, slots)
     else:

@@ -101,7 +101,7 @@ def slots(
 
 
 def _answered(question: Question, html: Path | None) -> dict[str, Any]:
-    document = answer(question)
+    document = answer(question, fine=html is not None)
     return document if html is None else {**document, "slots_curve": slots_curve(question)}
 
 

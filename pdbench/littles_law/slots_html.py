@@ -40,13 +40,12 @@ def _part(document: Document, named: bool) -> Child:
     if named:
         prompt = document.get("prompt_len")
         title = tag("h2", f"{figure(document['qps'])} req/s" + (f", prompts of {prompt} tokens" if prompt else ""))
-    rows = [("", *row) if not row[0] else row for row in figures(document)]
     return tag(
         "section",
         title,
         tag("p", headline(document), class_="answer"),
         [tag("div", tag("h3", chart.title), line_chart(chart)) for chart in charts(document)],
-        table(("what", "figure", "how"), rows, caption="The figures"),
+        table(("what", "figure", "how"), figures(document), caption="The figures"),
         tag("ul", [tag("li", warning["text"]) for warning in document["warnings"]]),
     )
 

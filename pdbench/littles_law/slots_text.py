@@ -24,6 +24,7 @@ def print_answers(documents: list[Document], page: Path | None) -> None:
         console.width = WIDTH
     with console.capture() as captured:
         if len(documents) > 1:
+            console.print("Mean wait for a slot: in the steady state, in a run of this length, and as measured")
             console.print(cells_table(documents))
         for document in documents[:1] if len(documents) == 1 else ():
             _print(console, document)
@@ -167,7 +168,7 @@ def curve_rows(document: Document) -> list[tuple[str, ...]]:
 
 def cells_table(documents: list[Document]) -> Table:
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
-    for head in ("req/s", "prompt", "needed", "slots", "use", "P(wait)", "mean wait", "p99", "measured wait"):
+    for head in ("req/s", "prompt", "needed", "slots", "use", "P(wait)", "mean wait", "in this run", "measured"):
         table.add_column(head, justify="right")
     for each in documents:
         wait = each["wait_ms"] or {}
@@ -179,10 +180,14 @@ def cells_table(documents: list[Document]) -> Table:
             "-" if each["utilisation"] is None else f"{each['utilisation']:.0%}",
             "-" if each["p_wait"] is None else f"{each['p_wait']:.0%}",
             "no end" if each["overload"] else ms(wait.get("mean")),
-            "no end" if each["overload"] else ms(wait.get("p99")),
+            "-" if "finite" not in each else _spread(each["finite"]),
             ms(each.get("measured_slot_wait_ms")),
         )
     return table
+
+
+def _spread(run: Document) -> str:
+    return f"{ms(run['wait_ms']['mean'])} +-{ms(run['mean_sd_ms'])}"
 
 
 def figure(value: float | None) -> str:
