@@ -17,7 +17,7 @@ WaitsAt = Callable[[float, int], Waits | None]
 
 RULE = 0.8  # the rule of thumb: keep mean slot use below 80 %
 CURVE = (0.3, 0.5, 0.6, 0.7, 0.75, 0.8, 0.85, 0.9, 0.95)
-FINE_CURVE = tuple(percent / 100 for percent in range(20, 97, 1))
+FINE_CURVE = tuple(sorted({*CURVE, *(percent / 100 for percent in range(24, 97, 2))}))
 RATE_STEP = 0.0005
 CLOSE = 0.02  # of utilisation: how near to 80 % the safe rate may be for the rule to be called right
 

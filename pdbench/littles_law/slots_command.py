@@ -12,8 +12,9 @@ import typer
 from pdbench.errors import StorageError, UsageError
 from pdbench.littles_law.demand import Demand
 from pdbench.littles_law.slots_answer import answer, fullest, slots_curve
-from pdbench.littles_law.slots_inputs import classed, mean_load, traced
+from pdbench.littles_law.slots_inputs import classed, mean_load, pooled, traced
 from pdbench.littles_law.slots_question import (
+    MOST_DECODERS,
     MOST_PROMPTS,
     MOST_SLOTS,
     Question,
@@ -66,38 +67,39 @@ def slots(
     Little's law gives the mean, queueing theory the waits; the output names the method and its known error.
     """
     slo_s = seconds(slo_wait_p99, "--slo-wait-p99")
-    if decoders < 1 or decoders > 10_000:
-        raise UsageError(f"--decoders wants a whole number from 1 to 10000, not {decoders}.")
+    whole(decoders, "--decoders", MOST_DECODERS)
+    whole(max_num_seqs, "--max-num-seqs", MOST_SLOTS)
     if from_run is not None:
-        from pdbench.littles_law.slots_from_run import questions_of_run
-
-        asked = questions_of_run(from_run, slo_s, whole(max_num_seqs, "--max-num-seqs", MOST_SLOTS), decoders)
-        show([{**cell, **_answered(question, html)} for cell, question in asked], as_json=json, html=html)
-        return
+        if (qps, out_tokens, tpot, classes, trace) != (None, None, None, None, None):
+            raise UsageError("--from-run takes the load from the run.", "Leave the rate, length and TPOT out.")
+        return show(_of_run(from_run, slo_s, max_num_seqs, decoders, html), as_json=json, html=html)
     given, requests = classed(classes), traced(trace)
     rate, mean_tokens, values, weights = mean_load(qps, out_tokens, given, requests)
     lengths = lengths_of(out_cv, out_law, values, weights)
     spread = burstiness_of(1.0 if burstiness is None else burstiness)
     demand = Demand(rate, mean_tokens, tpot_of(tpot, tpot_slope, tpot_at_batch), lengths, spread)
-    pool = None
-    if any(value is not None for value in (model, model_config, hbm, kv_tokens)):
-        from pdbench.littles_law.slots_pool import Memory, pool_limit
-
-        memory = Memory(model, model_config, kv_dtype, tp, hbm, kv_tokens, prompt_len, staging)
-        pool = pool_limit(memory, mean_tokens)
     question = Question(
         demand,
-        whole(max_num_seqs, "--max-num-seqs", MOST_SLOTS),
+        max_num_seqs,
         slo_s,
         decoders,
         given,
         requests if burstiness is None else (),  # with a named process only the trace's lengths count
-        pool,
+        pooled(mean_tokens, model, model_config, kv_dtype, tp, hbm, kv_tokens, prompt_len, staging),
         tpot_at_batch,
         whole(num_prompts, "--num-prompts", MOST_PROMPTS),
         normalised,
     )
     show([_answered(question, html)], as_json=json, html=html)
+
+
+def _of_run(
+    path: Path, slo_s: float, max_num_seqs: int | None, decoders: int, html: Path | None
+) -> list[dict[str, Any]]:
+    from pdbench.littles_law.slots_from_run import questions_of_run
+
+    asked = questions_of_run(path, slo_s, max_num_seqs, decoders)
+    return [{**cell, **_answered(question, html)} for cell, question in asked]
 
 
 def _answered(question: Question, html: Path | None) -> dict[str, Any]:

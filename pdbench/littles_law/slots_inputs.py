@@ -1,4 +1,4 @@
-"""From options and files to the mean load: one length, classes, or a trace."""
+"""From options and files to the mean load (one length, classes, or a trace) and the KV pool."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from pdbench.littles_law.slots_question import number
 
 if TYPE_CHECKING:
     from pdbench.littles_law.slots_classes import ClassLoad
+    from pdbench.littles_law.slots_pool import PoolLimit
     from pdbench.littles_law.traces import TracedRequest
 
 
@@ -62,3 +63,22 @@ def classed(texts: Sequence[str] | None) -> tuple[ClassLoad, ...]:
     from pdbench.littles_law.slots_classes import classes_of
 
     return classes_of(texts)
+
+
+def pooled(
+    out_tokens: float,
+    model: str | None,
+    model_config: Path | None,
+    kv_dtype: str,
+    tp: int,
+    hbm_gib: float | None,
+    kv_tokens: int | None,
+    prompt_len: float | None,
+    staging: int,
+) -> PoolLimit | None:
+    """What the KV pool holds; `None` where no option says anything of it."""
+    if (model, model_config, hbm_gib, kv_tokens) == (None, None, None, None):
+        return None
+    from pdbench.littles_law.slots_pool import Memory, pool_limit
+
+    return pool_limit(Memory(model, model_config, kv_dtype, tp, hbm_gib, kv_tokens, prompt_len, staging), out_tokens)

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 LARGEST = 1e12  # beyond any load; keeps products finite
 MOST_SLOTS = 1_000_000
+MOST_DECODERS = 10_000
 MOST_PROMPTS = 200_000  # of a run; a longer one is its steady state, or overload
 
 

@@ -188,6 +188,7 @@ def test_page_needs_no_network(tmp_path: Path, capsys: pytest.CaptureFixture[str
     text(capsys, *PUSH, "--max-num-seqs", "8", "--num-prompts", "100", "--html", str(page))
     written = page.read_text()
     assert written.count("<polyline") >= 3 and "you are here" in written and "SLO 100 ms" in written
+    assert "..." not in written  # no list of points was cut
     assert "http" not in written.replace("http-equiv", "") and "<script" not in written
     assert main(["slots", *PUSH, "--html", str(tmp_path / "no" / "such.html")]) == 74
 
