@@ -10,6 +10,7 @@ from pdbench.report import steady_state
 from pdbench.report.answers import FAILURES, token_times
 from pdbench.report.arrivals_check import departure
 from pdbench.report.cell import Measured
+from pdbench.report.client_health import client_saturated
 from pdbench.report.demand import slots_of
 from pdbench.report.finding import VOID, WARN, Finding
 from pdbench.report.statistics import needed_for
@@ -20,14 +21,6 @@ CHAT_PROMPT_SHARE = 0.05  # a chat template adds tokens: text prompts may be thi
 CHAT_PROMPT_TOKENS = 16
 P99_NEEDS = needed_for(0.99)
 TOO_FEW = "too-few-requests"
-
-# A send that is late, or a loop that wakes late, moves a latency by at most that much. Half a percent of requests moved
-# by 5 % of the mean TTFT leaves every printed percentile within 5 %; below 20 ms it is what a busy host's timer gives.
-CLIENT_LATE_MS = 20.0
-CLIENT_LATE_SHARE = 0.05
-CLIENT_CPU_SHARE = 0.9  # of one core: beyond, the loop queues its own work
-CLIENT_ITL_SHARE = 0.5  # loop lag p99 beyond this share of TPOT (and 5 ms) shows in ITL percentiles
-CLIENT_ITL_LAG_MS = 5.0
 
 STALL_S = 2.0
 STALL_TPOTS = 20.0
@@ -58,10 +51,7 @@ def _not_steady(cell: Measured) -> Iterator[Finding]:
             " the mean is a figure of the number of prompts"
         )
     if _too_few_slots(cell):
-        reasons.append(
-            f"{cell.rate:g} req/s need {slots.demand:.1f} decode slots of {slots.available}:"
-            " at this rate no steady state exists"
-        )
+        reasons.append(f"{cell.rate:g} req/s need {slots.wanted_text()}: at this rate no steady state exists")
     if not reasons:
         return
     if cell.rate is not None and cell.achieved is not None:
@@ -75,30 +65,6 @@ def _too_few_slots(cell: Measured) -> bool:
     slots = slots_of(cell)
     enough = len(cell.answers) > 2 * (slots.available or 0)
     return cell.rate is not None and enough and slots.reached and slots.overload(OVERLOAD_UTILISATION)
-
-
-def _client_saturated(cell: Measured) -> Iterator[Finding]:
-    """We were the bottleneck."""
-    mean = cell.answers.mean(cell.answers.ttft_ms)
-    limit = max(CLIENT_LATE_MS, CLIENT_LATE_SHARE * (mean or 0.0))
-    late = cell.answers.lateness_ms
-    client = cell.parts[0].client
-    lag, cpu = client.get("loop_lag_p99_ms"), client.get("cpu_share")
-    reasons = []
-    if len(late) and (p99 := float(np.percentile(late, 99))) > limit:
-        reasons.append(f"sends were up to {p99:,.0f} ms late (p99; limit {limit:.0f} ms)")
-    if lag is not None and lag > limit:
-        reasons.append(f"the client's loop woke {lag:,.0f} ms late (p99; limit {limit:.0f} ms)")
-    if cpu is not None and cpu > CLIENT_CPU_SHARE:
-        reasons.append(f"the client used {cpu:.0%} of its core (limit {CLIENT_CPU_SHARE:.0%})")
-    if reasons:
-        advice = ". Run pdbench on a host of its own, or lower the rate."
-        yield Finding("client-saturated", VOID, "; ".join(reasons) + advice)
-        return
-    tpot = cell.answers.mean(cell.answers.tpot_ms)
-    if lag is not None and tpot is not None and lag > max(CLIENT_ITL_LAG_MS, CLIENT_ITL_SHARE * tpot):
-        text = f"the client's loop woke {lag:.1f} ms late (p99) against a TPOT of {tpot:.1f} ms: p99 ITL may be our own"
-        yield Finding("client-saturated", WARN, text + ". Run pdbench on a host of its own.")
 
 
 def _stall(cell: Measured) -> Iterator[Finding]:
@@ -198,7 +164,7 @@ def too_few(cell: Measured) -> Iterator[Finding]:
     """A percentile without an upper bound."""
     n = cell.answers.count("ok", "timeout")
     if 0 < n < P99_NEEDS:
-        text = f"{n} requests: p99 is no point below {P99_NEEDS}, its upper end is unbounded"
+        text = f"{n} requests: p99 of TTFT and E2EL is no point below {P99_NEEDS}, its upper end is unbounded"
         advice = f". Use --num-prompts {P99_NEEDS} or a longer --duration."
         yield Finding(TOO_FEW, WARN, text + advice)
 
@@ -209,7 +175,7 @@ def _ms(value: float) -> str:
 
 CLIENT_CHECKS: tuple[Callable[[Measured], Iterator[Finding]], ...] = (
     _not_steady,
-    _client_saturated,
+    client_saturated,
     _stall,
     _arrivals_off,
     _failed,

@@ -13,7 +13,15 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from pdbench.report import steady_state
-from pdbench.report.answers import Answers, Load, counts, latencies, rates, read_answers
+from pdbench.report.answers import (
+    Answers,
+    Load,
+    counts,
+    latencies,
+    rates,
+    read_answers,
+    several_tokens_per_event,
+)
 from pdbench.report.cell import Measured, Part, measured
 from pdbench.report.demand import Slots, slots_of
 from pdbench.report.diagnosis import diagnose
@@ -29,6 +37,7 @@ if TYPE_CHECKING:
 
 SCHEMA = 1
 LOW_LOAD_UTILISATION = 0.35  # slots in use at which a cell's TPOT serves as the one without load
+SEVERAL_TOKENS = 1.05  # per event: from here on an ITL is not the gap between tokens
 
 SERVER_MEANS = (
     "queue_s",
@@ -92,6 +101,7 @@ def cell_summary(cell: Measured, tpot0_ms: float | None = None) -> dict[str, Any
         **_growth(cell),
         **servers(cell),
         "client": _client_keys(cell),
+        "notes": _notes(cell, split),
         "validity": [finding.document() for finding in validity],
         "diagnosis": [cause.document() for cause in causes],
         "repeats": [_repeat(part, single, own) for (part, single), (_, own) in zip(alone, found, strict=True)],
@@ -130,11 +140,19 @@ def figures(cell: Measured) -> dict[str, Any]:
 def _split_keys(split: Split | None) -> dict[str, Any]:
     if split is None:
         return {}
-    return {"ttft_split_ms": split.parts, **({"ttft_split_notes": list(split.notes)} if split.notes else {})}
+    return {"ttft_split_ms": split.parts}
+
+
+def _notes(cell: Measured, split: Split | None) -> list[str]:
+    """What to keep in mind when reading the numbers, and what could not be told apart: remarks, no flags."""
+    notes = list(split.notes) if split is not None else []
+    if (several := several_tokens_per_event(cell.answers)) is not None and several > SEVERAL_TOKENS:
+        notes.insert(0, f"events carry {several:.2g} tokens: ITL is per event, not per token.")
+    return notes
 
 
 def _slot_keys(slots: Slots) -> dict[str, Any]:
-    names = ("needed", "held", "available", "utilisation", "source")
+    names = ("needed", "held", "available", "utilisation", "source", "prefill_held", "role")
     return {name: getattr(slots, name) for name in names}
 
 
