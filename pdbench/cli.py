@@ -47,17 +47,15 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def spread(words: Sequence[str]) -> Iterator[str]:
     """`--goodput ttft:2000 tpot:30` as click wants it: the option's name before each value."""
-    option, mark = "", ""
-    for word in words:
-        if option and mark in word and not word.startswith("-"):
+    option = ""
+    for place, word in enumerate(words):
+        following = words[place + 1] if place + 1 < len(words) else ""
+        if option and SPREADING[option] in word and not word.startswith("-"):
             yield from (option, word)
             continue
-        option, mark = "", ""
-        if word in SPREADING:
-            option, mark = word, SPREADING[word]
-            continue
-        yield word
-    return
+        option = word if word in SPREADING and SPREADING[word] in following and not following.startswith("-") else ""
+        if not option:
+            yield word
 
 
 def _app(words: Sequence[str]) -> typer.Typer:
