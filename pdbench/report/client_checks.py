@@ -24,6 +24,7 @@ TOO_FEW = "too-few-requests"
 
 STALL_S = 2.0
 STALL_TPOTS = 20.0
+STALL_POSTS = 1.5  # times the posts of all requests that were seen waiting: the gauge is sampled, its peak is higher
 STALL_PREFILLS = 5.0  # co-located: a long prompt's pass holds the streams up, which is interference and no stall
 
 OVERLOAD_UTILISATION = 1.05  # needed / available slots: no steady state exists, whatever this run's arrivals did
@@ -95,10 +96,27 @@ def _stall(cell: Measured) -> Iterator[Finding]:
 
 
 def stall_limit_s(cell: Measured) -> float:
+    """Silence up to this long has a cause that is no hang: steps, a co-located prompt, or posting on decode's loop.
+
+    When a slot frees, pull posts the loads of all that wait, one after the other, and no stream gets a token meanwhile.
+    """
     tpot_s = (cell.answers.mean(cell.answers.tpot_ms) or 0.0) / 1000
-    limit = max(STALL_S, STALL_TPOTS * tpot_s)
-    prefill = cell.window.mean_s("colocated", "prefill_s")
-    return max(limit, STALL_PREFILLS * prefill) if prefill is not None else limit
+    limits = [STALL_S, STALL_TPOTS * tpot_s]
+    if (prefill_s := cell.window.mean_s("colocated", "prefill_s")) is not None:
+        limits.append(STALL_PREFILLS * prefill_s)
+    if (post_s := cell.window.mean_s("decode", "nixl_post_s")) is not None:
+        limits.append(STALL_POSTS * post_s * _most_waiting(cell))
+    return max(limits)
+
+
+def _most_waiting(cell: Measured) -> float:
+    gauges = (
+        gauge
+        for _, page in cell.window.pages("decode")
+        for key, gauge in page.series.items()
+        if key.canonical == "waiting" and len(gauge.value)
+    )
+    return max((float(gauge.value.max()) for gauge in gauges), default=0.0)
 
 
 def _arrivals_off(cell: Measured) -> Iterator[Finding]:
