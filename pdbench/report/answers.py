@@ -161,6 +161,8 @@ class Load:
     def duration_s(self) -> float:
         return self.send_end - self.start
 
+    closed: bool = False
+
     def counted(self) -> Floats:
         """How much of each answer counts as made while the load lasted: 0 to 1.
 
@@ -170,6 +172,9 @@ class Load:
         that answers which end in batches cannot make more than the slots hold.
         """
         answers = self.answers
+        if self.closed:  # all streams start at once, so what ended while they sent is what they made
+            within: Floats = (answers.ok & (answers.last <= self.send_end)).astype(float)
+            return within
         e2el = answers.e2el_ms[answers.ok] / 1000
         e2el = e2el[np.isfinite(e2el)]
         if len(e2el) == 0:

@@ -11,7 +11,7 @@ from pdbench.report.answers import token_times
 from pdbench.report.cell import COLOCATED, PUSH, Measured
 from pdbench.report.client_checks import stall_limit_s
 from pdbench.report.finding import VOID, WARN, Finding
-from pdbench.report.prefix import served_from_cache
+from pdbench.report.prefix import prefix_hits, served_from_cache
 from pdbench.report.split import decode_recomputed, recomputed
 
 FOREIGN_SHARE = 0.02
@@ -197,6 +197,8 @@ def _missing(cell: Measured) -> Iterator[Finding]:
     servers = {str(s.get("name")) for s in cell.deployment.get("servers", []) if s.get("role") in wanted & read}
     if unread := sorted(servers - {page.server for _, page in cell.window.pages()}):
         texts.append(f"no metrics page of {', '.join(unread)} was read: means are of the other servers")
+    if not cell.window.has("prefill", "prefix_cache_queries") and prefix_hits(cell) is None:
+        texts.append("no page tells prefix-cache hits: whether prompts were computed or cached cannot be said")
     ok = cell.answers.ok
     if ok.any() and not np.isfinite(cell.answers.output_tokens[ok]).any():
         texts.append("answers carry no usage: no TPOT, no slots, token counts unchecked")

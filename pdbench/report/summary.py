@@ -66,7 +66,8 @@ def summarise(run: Run) -> dict[str, Any]:
         "targets": [d.get("target") for d in document.get("deployments", [])],
         "plan": document.get("plan", {}),
         "versions": _versions(document),
-        "interrupted": bool(document.get("interrupted")),
+        "interrupted": len(document.get("cell_runs", [])) < _planned(document)
+        or any(entry.get("state") != "done" for entry in document.get("cell_runs", [])),
         "verdict": run_verdict(cells, simulated),
         "cells": cells,
     }
@@ -76,7 +77,12 @@ def summarise(run: Run) -> dict[str, Any]:
 
 def exit_code_of(summary: Mapping[str, Any]) -> int:
     """0 when at least one cell is valid, else 3."""
-    return 0 if any(not cell_is_void(cell) for cell in summary["cells"]) else 3
+    return 0 if any(not cell_is_void(cell) and cell["state"] == "done" for cell in summary["cells"]) else 3
+
+
+def _planned(document: Mapping[str, Any]) -> int:
+    plan = document.get("plan", {})
+    return len(plan.get("cells", [])) * int(plan.get("repeats") or 1)
 
 
 def cell_summary(cell: Measured, tpot0_ms: float | None = None) -> dict[str, Any]:
@@ -90,6 +96,7 @@ def cell_summary(cell: Measured, tpot0_ms: float | None = None) -> dict[str, Any
     entry: dict[str, Any] = {
         "cell": cell.cell.get("cell"),
         "target": cell.cell.get("target"),
+        "state": "done" if all(part.entry.get("state") == "done" for part in cell.parts) else "interrupted",
         "loop": "open" if cell.rate is not None else "closed",
         "request_rate": cell.rate,
         "max_concurrency": cell.streams,
@@ -248,18 +255,23 @@ def _cells(run: Run) -> Iterator[Measured]:
                 continue
             rows = requests[(requests["cell"] == entry["cell"]) & (requests["repeat"] == entry["repeat"])]
             if len(rows):
-                parts.append(_part(entry, rows, chunks, metrics, cell["target"]))
+                parts.append(_part(entry, rows, chunks, metrics, cell))
         if parts:
             yield measured(plan, cell, deployments.get(cell["target"], {}), parts)
 
 
 def _part(
-    entry: Mapping[str, Any], rows: pandas.DataFrame, chunks: Mapping[str, Any], metrics: Metrics, target: str
+    entry: Mapping[str, Any],
+    rows: pandas.DataFrame,
+    chunks: Mapping[str, Any],
+    metrics: Metrics,
+    cell: Mapping[str, Any],
 ) -> Part:
     answers: Answers = read_answers(rows, chunks)
     start, send_end, end = entry["start_s"], entry["send_end_s"], entry["end_s"]
-    segment = metrics.segment(target, start, send_end, end)
-    return Part(int(entry["repeat"]), entry, Load(answers, start, send_end), segment)
+    streams = cell.get("max_concurrency")
+    segment = metrics.segment(cell["target"], start, send_end, end)
+    return Part(int(entry["repeat"]), entry, Load(answers, start, send_end, streams is not None), segment)
 
 
 def _bounded(entry: Mapping[str, Any], requests: pandas.DataFrame) -> dict[str, Any] | None:

@@ -141,7 +141,7 @@ async def _carry_out(
     run: Run | None, deployments: list[Deployment], plan: Plan, out: Path | None
 ) -> tuple[Run, PdbenchError | None]:
     """Discover, warm up, measure. Returns what was measured and what ended it early, if anything did."""
-    from pdbench.probe.discover import discover
+    from pdbench.probe.discover import discover, notes
     from pdbench.sweep.live import Live
     from pdbench.sweep.measure import measure
     from pdbench.sweep.plan import refuse_what_does_not_fit
@@ -151,6 +151,8 @@ async def _carry_out(
     known = {deployment.target: await discover(deployment) for deployment in deployments}
     for deployment in known.values():
         refuse_what_does_not_fit(plan, deployment)
+        for note in notes(deployment):
+            print(f"note: {note}", file=sys.stderr)
     chat = {target: await warm_up(deployment, plan) for target, deployment in known.items()}
     if run is None:
         run = new_run(out, list(known.values()), plan)
