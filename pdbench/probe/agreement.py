@@ -102,9 +102,7 @@ def _doubts(server: Server, facts: ServerFacts, versions: Collection[str], given
     if wanted and given_mode and facts.transfer_mode not in (None, given_mode):
         doubts.append(f"does {facts.transfer_mode}, not {given_mode} as given: {facts.transfer_mode} is taken")
     if facts.max_num_seqs and server.max_num_seqs and server.slots != facts.max_num_seqs * (facts.dp_ranks or 1):
-        doubts.append(
-            f"max_num_seqs {server.max_num_seqs} was given, {facts.max_num_seqs} is what it says: the given one is used"
-        )
+        doubts.append(f"max_num_seqs {server.max_num_seqs} was given and is used, though it says {facts.max_num_seqs}")
     return doubts
 
 
