@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from pdbench.report import wording
 from pdbench.report.wording import (
@@ -19,6 +19,7 @@ from pdbench.report.wording import (
 )
 
 Text = Callable[[CellSummary], str]
+TARGET_CUT = 10
 EXTRA = 10  # ranks from here on are for wide terminals; nothing is said when they go
 
 
@@ -29,6 +30,7 @@ class Column:
     head: tuple[str, str]
     forms: tuple[Text, ...]
     rank: int = 0
+    left: bool = False  # words begin at their left, numbers end at their right
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,10 +43,16 @@ class Layout:
     gap: int
     left_out: list[str]
     shortened: list[str]
+    left: list[bool]
 
     @property
     def width(self) -> int:
         return sum(self.widths) + self.gap * len(self.widths)
+
+    def line(self, texts: Sequence[str]) -> str:
+        """One row of text, each in its column."""
+        placed = zip(texts, self.widths, self.left, strict=True)
+        return "".join(" " * self.gap + (text.ljust(n) if left else text.rjust(n)) for text, n, left in placed)
 
 
 def arrange(columns: Sequence[Column], cells: Sequence[CellSummary], width: int) -> Layout:
@@ -91,7 +99,7 @@ def _lay_out(
     rows = [[column.forms[form](cell) for column, form in chosen] for cell in cells]
     widths = [max([len(h) for h in head] + [len(row[i]) for row in rows]) for i, head in enumerate(heads)]
     shortened = [" ".join(column.head).strip() for column, form in chosen if form]
-    return Layout(heads, rows, widths, gap, left_out, shortened)
+    return Layout(heads, rows, widths, gap, left_out, shortened, [column.left for column, _ in chosen])
 
 
 def percentile_with_doubt(quantile: str, metric: str) -> tuple[Text, Text]:
@@ -105,12 +113,12 @@ def percentile_with_doubt(quantile: str, metric: str) -> tuple[Text, Text]:
 
     def alone(cell: CellSummary) -> str:
         few = too_few(cell)
-        return number(statistic(cell, quantile, metric)) if few is None else few[0] or f"n<{few[1]}"
+        return number(statistic(cell, quantile, metric)) if few is None else few[0] or f"n<{few[1]:,}"
 
     def doubted(cell: CellSummary) -> str:
         value = statistic(cell, quantile, metric)
         if few := too_few(cell):
-            return f"{few[0]} needs {few[1]}".strip()
+            return f"{few[0]} needs {few[1]:,}".strip()
         return NOT_MEASURED if value is None else number(value) + _reach(value, *interval(cell, quantile, metric))
 
     return doubted, alone
@@ -200,6 +208,34 @@ NUMBERS = (
     Column(("answers", "ok"), (lambda cell: wording.number_of_tokens(cell.get("completed")),), 17),
     Column(("not", "ok"), (_unanswered,), 18),
 )
+
+
+# In report.html what decides stands left: what a narrow screen cuts off is the rest. The requests that a percentile
+# would need are said once below, not in each row.
+_LAST_IN_HTML = (("waiting", "mean/max"), ("TTFT", "p90"), ("E2EL", "p99"))
+_SHORT_IN_HTML = (("TTFT", "p90"), ("TTFT", "p99"))
+IN_HTML = tuple(
+    replace(column, forms=column.forms[-1:]) if column.head in _SHORT_IN_HTML else column
+    for column in sorted(NUMBERS, key=lambda column: column.rank >= EXTRA or column.head in _LAST_IN_HTML)
+)
+
+
+def target_column(names: Sequence[str]) -> tuple[Column, dict[str, str]]:
+    """The target of each row, and what its shortest form stands for: a cut name, or t1, t2 where cuts look alike."""
+    shown = {name: wording.clean(name, 40) for name in names}
+    cuts = {name: text[:TARGET_CUT] for name, text in shown.items()}
+    short_names = {name: f"t{i + 1}" for i, name in enumerate(names)}
+    tables = [shown]
+    if any(len(text) > TARGET_CUT for text in shown.values()):
+        tables += [cuts] if len(set(cuts.values())) == len(cuts) else []
+        tables.append(short_names)
+
+    def form(table: dict[str, str]) -> Text:
+        return lambda cell: table.get(str(cell.get("target", "")), NOT_MEASURED)
+
+    return Column(("", "target"), tuple(form(table) for table in tables), left=True), {
+        short_names[name]: text for name, text in shown.items()
+    }
 
 
 def _share(cell: CellSummary, path: Sequence[str]) -> str:

@@ -8,7 +8,17 @@ from dataclasses import dataclass
 
 from pdbench.report import wording
 from pdbench.report.markup import Child, Markup, tag
-from pdbench.report.wording import CellSummary, clean, load, number, number_of_tokens, short, verdict_mark, void_codes
+from pdbench.report.wording import (
+    CellSummary,
+    clean,
+    is_unsound,
+    load,
+    number,
+    number_of_tokens,
+    short,
+    verdict_mark,
+    why_unsound,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +45,7 @@ def ttft(cells: Sequence[CellSummary]) -> Reading:
             return (
                 None
                 if needed is None
-                else Field(f"needs {needed}", None, f"above {number(low)}" if low else "requests")
+                else Field(f"needs {needed:,}", None, f"above {number(low)}" if low else "requests")
             )
         known = low is not None or high is not None
         doubt = f"{number(low)} to {'?' if high is None else number(high)}" if known else ""
@@ -92,9 +102,9 @@ MAPS: dict[str, tuple[str, Callable[[Sequence[CellSummary]], Reading]]] = {
 }
 
 
-def maps(cells: Sequence[CellSummary]) -> Markup:
+def maps(cells: Sequence[CellSummary], several_targets: bool) -> Markup:
     """Each map for each target and output length, beside each other; a line for what was not measured."""
-    groups: dict[tuple[str, object, str], list[CellSummary]] = {}
+    groups: dict[tuple[str, float | None, str], list[CellSummary]] = {}
     for cell in cells:
         groups.setdefault((str(cell.get("target", "")), cell.get("output_len"), wording.loop(cell)), []).append(cell)
     parts: list[Child] = []
@@ -103,15 +113,15 @@ def maps(cells: Sequence[CellSummary]) -> Markup:
         why = wording.why_not_p99(cells, "ttft")
         title = title.format(percentile=wording.highest_percentile(cells, "ttft"), why=f" ({why})" if why else "")
         for (target, output, _), group in groups.items():
-            names = [clean(target, 60)] if len({key[0] for key in groups}) > 1 else []
-            names += [f"{output} output tokens"] if len({key[1] for key in groups}) > 1 else []
+            names = [clean(target, 60)] if several_targets else []
+            names += [f"{number_of_tokens(output)} output tokens"] if len({key[1] for key in groups}) > 1 else []
             if any(read(cell) is not None for cell in group):
-                drawn.append(_map(kind, ", ".join([title, *names]), group, read))
+                drawn.append(_map(kind, ", ".join([title, *names]), group, read, several_targets))
         parts += drawn or [tag("p", f"Not measured: {title}.", class_="note wide")]
     return tag("div", parts, class_="maps")
 
 
-def _map(kind: str, title: str, group: Sequence[CellSummary], read: Reading) -> Markup:
+def _map(kind: str, title: str, group: Sequence[CellSummary], read: Reading, several: bool) -> Markup:
     loads = sorted({value for cell in group if (value := load(cell)) is not None})
     lens = sorted({cell["prompt_len"] for cell in group if cell.get("prompt_len") is not None}, reverse=True)
     at = {(load(cell), cell.get("prompt_len")): cell for cell in group}
@@ -120,23 +130,23 @@ def _map(kind: str, title: str, group: Sequence[CellSummary], read: Reading) -> 
     top = tag("tr", tag("td"), tag("th", unit, scope="colgroup", colspan=max(len(loads), 1)))
     rows = []
     for prompt in lens:
-        fields = [_field(at.get((value, prompt)), read) for value in loads]
+        fields = [_field(at.get((value, prompt)), read, several) for value in loads]
         rows.append(tag("tr", tag("th", number_of_tokens(prompt), scope="row"), fields))
     table = tag("table", tag("caption", title), tag("thead", top, head), tag("tbody", rows), class_=kind)
     return tag("div", table, class_="scroll map", tabindex="0", role="region", aria_label=title)
 
 
-def _field(cell: CellSummary | None, read: Reading) -> Markup:
+def _field(cell: CellSummary | None, read: Reading, several: bool) -> Markup:
     if cell is None:
         return tag("td", class_="absent")
     field, mark = read(cell), verdict_mark(cell)
     if field is None:
         return tag("td", tag("span", "not measured", class_="doubt"), class_="absent")
-    title = wording.place(cell)
+    title = wording.place(cell, several)
     words: list[Child] = [tag("b", field.text), tag("span", field.doubt, class_="doubt") if field.doubt else None]
-    if mark == "void":
-        words.append(tag("span", "void", class_="mark void"))
-        return tag("td", words, class_="voided", title=f"{title}: void, {void_codes(cell)}")
+    if is_unsound(cell):
+        words.append(tag("span", mark, class_=f"mark {mark}"))
+        return tag("td", words, class_="voided", title=f"{title}: {mark}, {why_unsound(cell)}")
     if mark == "warn":
         words.append(tag("span", "warn", class_="mark warn"))
     if field.heat is None:

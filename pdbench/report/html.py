@@ -17,10 +17,11 @@ SPOKEN_CELLS = 24
 
 def render_html(summary: Summary, run: Run) -> str:
     """The whole report. Raises nothing for want of data: what is missing is said where it would be."""
+    summary = wording.for_readers(summary)
     drawn: list[Figure] = []
     body = [tag("h2", "Verdict", id="verdict", class_="seen-by-few"), *_verdict(summary, run)]
     body += [_section(identity, title, parts) for identity, title, parts in _sections(summary, run, drawn)]
-    return _page(summary, body, drawn, _subtitle(summary, run))
+    return _page(summary, body, drawn, run)
 
 
 def _sections(summary: Summary, run: Run, drawn: list[Figure]) -> list[tuple[str, str, list[Child]]]:
@@ -29,7 +30,16 @@ def _sections(summary: Summary, run: Run, drawn: list[Figure]) -> list[tuple[str
     if not cells:
         return [("measured", "How it was measured", [measured.measured(summary, run.document)])]
     return [
-        ("grid", "The grid", [heat.maps(cells), tables.numbers(cells, several), _legend(cells), _notes(cells)]),
+        (
+            "grid",
+            "The grid",
+            [
+                heat.maps(cells, several),
+                tables.numbers(cells, several),
+                _legend(cells, wording.slos(summary)),
+                _notes(cells, several),
+            ],
+        ),
         ("split", "Where TTFT went", _split(cells, several, drawn)),
         ("latency", "Latency against load", _latency(cells, drawn)),
         ("time", "Waiting and running over time", _time(cells, run, drawn)),
@@ -47,10 +57,10 @@ def _section(identity: str, title: str, parts: Sequence[Child]) -> Markup:
 def _verdict(summary: Summary, run: Run) -> list[Markup]:
     cells: Sequence[CellSummary] = summary.get("cells") or []
     marks = [verdict_mark(cell) for cell in cells]
-    bad = marks.count("void") + marks.count("none")
+    bad = sum(marks.count(kind) for kind in ("void", "cut", "none"))
     tone = "void" if bad and bad == len(cells) else "warn" if bad or "warn" in marks else "ok"
     counted = ", ".join(f"{marks.count(kind)} {word}" for kind, word in tables.MARK_WORDS.items() if kind in marks)
-    size = "1 cell" if len(cells) == 1 else f"{len(cells)} cells"
+    size = wording.counted(len(cells), "cell")
     said = (wording.sentence(summary) or f"{size}: {counted}.") if cells else "No cell was measured."
     several = len(wording.targets(summary)) > 1
     parts: list[Child] = [tag("p", said, class_="sentence")]
@@ -64,33 +74,27 @@ def _verdict(summary: Summary, run: Run) -> list[Markup]:
             )
         )
     if summary.get("interrupted") or run.document.get("interrupted"):
-        planned = len((run.document.get("plan") or {}).get("cells") or [])
-        of = f" of {planned}" if planned else ""
-        parts.append(
-            tag(
-                "p",
-                tag("b", "INTERRUPTED"),
-                f" Stopped before its end: {len(cells)}{of} cells are here.",
-                class_="banner",
-            )
-        )
+        text = " Stopped before its end. The rest: pdbench sweep --resume, with this run's directory."
+        parts.append(tag("p", tag("b", "INTERRUPTED"), text, class_="banner"))
     if any(wording.loop(cell) == "closed" for cell in cells):
         text = " Each stream waits for its answer before it sends again, so the load gives way where servers slow down."
         parts.append(tag("p", tag("b", "CLOSED LOOP"), text, class_="banner"))
-    spoken = [cell for cell in cells if verdict_mark(cell) in ("void", "none") or cell.get("diagnosis")]
+    spoken = [cell for cell in cells if verdict_mark(cell) in ("void", "cut", "none") or cell.get("diagnosis")]
     parts.append(
-        tag("ul", [_spoken(cell, several) for cell in spoken[:SPOKEN_CELLS]], class_="cells") if spoken else None
+        tag("ul", [_spoken(cell, several, said) for cell in spoken[:SPOKEN_CELLS]], class_="cells") if spoken else None
     )
     if len(spoken) > SPOKEN_CELLS:
         parts.append(
-            tag("p", f"and {len(spoken) - SPOKEN_CELLS} more cells: see Validity and Diagnosis.", class_="note")
+            tag("p", f"and {wording.counted(len(spoken) - SPOKEN_CELLS, 'cell')} more: see below.", class_="note")
         )
     parts.append(tag("p", counted, class_="note") if cells else None)
     return [tag("div", parts, class_=f"verdict {tone}")]
 
 
-def _spoken(cell: CellSummary, several: bool) -> Markup:
+def _spoken(cell: CellSummary, several: bool, run_verdict: str) -> Markup:
     said = wording.cell_sentence(cell) or wording.void_codes(cell)
+    if said and said in run_verdict:
+        said = wording.why_unsound(cell)
     causes = ", ".join(dict.fromkeys(clean(cause.get("cause", "?"), 40) for cause in cell.get("diagnosis") or []))
     name = tag("b", f"{tables.identity(cell)} {place(cell, target=several)}")
     return tag(
@@ -103,17 +107,25 @@ def _spoken(cell: CellSummary, several: bool) -> Markup:
     )
 
 
-def _legend(cells: Sequence[CellSummary]) -> Markup:
-    words = "Hatched fields are void: their latencies are no result. The stronger a colour, the more. "
+def _legend(cells: Sequence[CellSummary], slos: str) -> Markup:
+    words = "Hatched fields are void or cut short: their latencies are no result. "
+    words += "The stronger a colour, the longer TTFT is, the more requests wait, the more slots are needed. "
     words += "Slots: blue below what is available, orange above; needed = asked rate \u00d7 output tokens \u00d7 TPOT. "
+    if any((cell.get("slots") or {}).get("needed") and not cell["slots"].get("available") for cell in cells):
+        words += "?: slots not known: --max-num-seqs. "
+    words += f"good: {slos}. " if slos else ""
     words += "\u00b1 is the reach of a 95% interval, +? means that the sample does not bound it from above, "
-    words += "\u201cneeds N\u201d that too few requests carry the percentile; then >x is where its 95% interval begins."
+    words += "\u201cneeds N\u201d that too few requests carry the percentile; >x is where its 95% interval begins."
+    needs = [n for cell in cells if (n := wording.needed_requests(cell, "p99", "ttft")) is not None]
+    words += f" p99 takes {max(needs):,} requests." if needs else ""
+    if any(verdict_mark(cell) == "few" for cell in cells):
+        words += " few: good, with too few requests for some percentile."
     return tag("p", words, class_="note")
 
 
-def _notes(cells: Sequence[CellSummary]) -> Markup | None:
+def _notes(cells: Sequence[CellSummary], several: bool) -> Markup | None:
     """Remarks on single cells, each once with where it holds."""
-    found = wording.notes(cells)
+    found = wording.notes(cells, several)
     return (
         tag("ul", [tag("li", tag("b", f"{where}: "), said) for where, said in found], class_="note") if found else None
     )
@@ -137,9 +149,9 @@ def _split(cells: Sequence[CellSummary], several: bool, drawn: list[Figure]) -> 
     figure = load_figures.split_figure(cells, several)
     if figure is None:
         return [_missing("the parts of TTFT: no metrics page of prefill or decode was scraped")]
-    note = "Means add, percentiles do not: this is the mean. Hatched bars belong to void cells; "
+    note = "Means add, percentiles do not: this is the mean. Hatched bars belong to cells that are void or cut short; "
     note += "crossed grey is what no measured part explains, left of zero where parts overlap."
-    return [_figure(figure, drawn), tag("p", note, class_="note"), tables.split(cells)]
+    return [_figure(figure, drawn), tag("p", note, class_="note"), tables.split(cells, several)]
 
 
 def _latency(cells: Sequence[CellSummary], drawn: list[Figure]) -> list[Child]:
@@ -147,7 +159,7 @@ def _latency(cells: Sequence[CellSummary], drawn: list[Figure]) -> list[Child]:
     if not found:
         return [_missing("latency: no request was answered, or too few for a percentile")]
     note = "Whiskers are 95% intervals; where none goes up, the sample gives no upper bound. "
-    note += "Hollow markers are void cells, which no line passes through."
+    note += "Hollow markers are void cells and cut ones, which no line passes through."
     return [tag("div", [_figure(figure, drawn) for figure in found], class_="panels"), tag("p", note, class_="note")]
 
 
@@ -164,7 +176,9 @@ def _gaps(cells: Sequence[CellSummary], run: Run, drawn: list[Figure]) -> list[C
     found = time_figures.gap_figures(series.gap_curves(run), cells)
     if not found:
         return [_missing("gaps between tokens: no answer had two tokens")]
-    note = "Where a curve crosses 1%, one gap in a hundred is longer. Dotted curves are void cells."
+    note = (
+        "Where a curve crosses 1%, one gap in a hundred is longer. Dotted curves are cells that are void or cut short."
+    )
     return [
         tag("div", [_figure(figure, drawn) for figure in found], class_="panels two"),
         tag("p", note, class_="note"),
@@ -190,10 +204,11 @@ def _terms() -> Markup:
     return tag("details", tag("summary", "What the words mean"), tables.definitions(_TERMS))
 
 
-def _page(summary: Summary, body: Sequence[Child], drawn: Sequence[Figure], subtitle: str) -> str:
-    names = ", ".join(clean(name, 60) for name in wording.targets(summary)) or "no target"
+def _page(summary: Summary, body: Sequence[Child], drawn: Sequence[Figure], run: Run) -> str:
+    name = _name(summary, run)
     simulated = "SIMULATED \u00b7 " if summary.get("simulated") else ""
-    title = f"{simulated}pdbench \u00b7 {names}"
+    day = (measured.moment(summary.get("created_unix_s")) or "")[:10]
+    title = " \u00b7 ".join(filter(None, [f"{simulated}pdbench", name, day]))
     data = script_json([{**figure.document, "other": figure.other and figure.other[1]} for figure in drawn])
     scripts = [tag("script", Markup(_plotly()))] if drawn else []
     scripts += [tag("script", data, type="application/json", id="figures"), tag("script", Markup(_part("page.js")))]
@@ -208,8 +223,8 @@ def _page(summary: Summary, body: Sequence[Child], drawn: Sequence[Figure], subt
     )
     top = tag(
         "header",
-        tag("h1", tag("span", "pdbench", class_="brand"), " ", names),
-        tag("p", subtitle, class_="note"),
+        tag("h1", tag("span", "pdbench", class_="brand"), " ", name),
+        tag("p", _subtitle(summary), class_="note"),
     )
     whole = tag(
         "body", tag("a", "Skip to the verdict", href="#verdict", class_="skip"), top, tag("main", body), scripts
@@ -217,14 +232,21 @@ def _page(summary: Summary, body: Sequence[Child], drawn: Sequence[Figure], subt
     return f'<!doctype html>\n<html lang="en">{joined([head, whole])}</html>\n'
 
 
-def _subtitle(summary: Summary, run: Run) -> str:
-    """What was measured, when, and how much of it."""
+def _name(summary: Summary, run: Run) -> str:
+    """What was measured: model and mode, and the names of targets that somebody chose."""
     about: dict[str, None] = {}
     for deployment in run.document.get("deployments") or []:
         about |= dict.fromkeys(clean(deployment[key], 80) for key in ("model", "mode") if deployment.get(key))
-    count = len(summary.get("cells") or [])
+    named = [clean(name, 60) for name in wording.targets(summary)]
+    chosen = ", ".join(named) if named != ["default"] else ""
+    return " \u00b7 ".join(filter(None, [*about, chosen])) or ", ".join(named) or "no target"
+
+
+def _subtitle(summary: Summary) -> str:
+    """When it was measured, and how much of it."""
     when = measured.moment(summary.get("created_unix_s"))
-    return " \u00b7 ".join(filter(None, [*about, when, f"{count} {'cell' if count == 1 else 'cells'}"]))
+    size = wording.counted(len(summary.get("cells") or []), "cell")
+    return " \u00b7 ".join(filter(None, [when, size]))
 
 
 def _part(name: str) -> str:

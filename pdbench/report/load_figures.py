@@ -9,7 +9,16 @@ import plotly.graph_objects as go
 
 from pdbench.report import wording
 from pdbench.report.figures import Figure, Group, document, group_name, groups, load_axis, load_name, log_axis, plain
-from pdbench.report.wording import CellSummary, interval, load, number_of_tokens, statistic, verdict_mark
+from pdbench.report.wording import (
+    CellSummary,
+    counted,
+    interval,
+    is_unsound,
+    load,
+    number_of_tokens,
+    statistic,
+    verdict_mark,
+)
 
 PART_COLOURS = {part: f"var(--part-{i})" for i, part in enumerate(wording.SPLIT_PARTS)}
 SYMBOLS = ("circle", "square", "diamond", "triangle-up", "x", "star", "triangle-down")
@@ -21,7 +30,7 @@ def tick(cell: CellSummary, several_targets: bool) -> str:
     """The short name of a cell on an axis: `#3 . 8 req/s . 16,384`."""
     parts = [f"#{cell.get('cell', '?')}", load_name(cell), number_of_tokens(cell.get("prompt_len"))]
     parts += [plain(cell.get("target", ""))] if several_targets else []
-    parts += {"void": ["VOID"], "none": ["no answer"]}.get(verdict_mark(cell), [])
+    parts += {"void": ["VOID"], "cut": ["cut"], "none": ["no answer"]}.get(verdict_mark(cell), [])
     return " \u00b7 ".join(parts)
 
 
@@ -32,7 +41,7 @@ def split_figure(cells: Sequence[CellSummary], several_targets: bool) -> Figure 
         return None
     parts = dict.fromkeys(part for cell in known for part in wording.split(cell))
     names = [tick(cell, several_targets) for cell in known]
-    void = [verdict_mark(cell) == "void" for cell in known]
+    void = [is_unsound(cell) for cell in known]
     traces = []
     ordered = sorted(parts, key=lambda part: part == "unexplained")
     for part in ordered:
@@ -62,9 +71,11 @@ def split_figure(cells: Sequence[CellSummary], several_targets: bool) -> Figure 
         yaxis={"autorange": "reversed", "showgrid": False},
     )
     shares = {"barnorm": "percent", "xaxis": {"title": {"text": "share of mean TTFT"}, "ticksuffix": "%"}}
-    spoken = f"Stacked bars of the parts of mean TTFT for {len(known)} cells; the numbers are in the table below."
+    spoken = (
+        f"Stacked bars of the parts of mean TTFT for {counted(len(known), 'cell')}; the numbers are in the table below."
+    )
     missing = len(cells) - len(known)
-    note = f"Not measured in {missing} of {len(cells)} cells." if missing else ""
+    note = f"Not measured in {missing} of {counted(len(cells), 'cell')}." if missing else ""
     keys = tuple((trace.marker.color, wording.part_name(part)) for trace, part in zip(traces, ordered, strict=True))
     return Figure("", spoken, made, note, ("as shares of TTFT", shares) if len(known) > 1 else None, keys)
 
@@ -87,8 +98,8 @@ def _latency(cells: Sequence[CellSummary], quantile: str, metric: str) -> Figure
     few = sum(wording.needed_requests(cell, quantile, metric) is not None for cell in cells)
     missing = len(cells) - len(values) - few
     notes = [f"{why}, more than any valid cell has."] if why else []
-    notes += [f"Too few requests for this percentile in {few} of {len(cells)} cells."] if few else []
-    notes += [f"Not measured in {missing} of {len(cells)} cells."] if missing > 0 else []
+    notes += [f"Too few requests for this percentile in {few} of {counted(len(cells), 'cell')}."] if few else []
+    notes += [f"Not measured in {missing} of {counted(len(cells), 'cell')}."] if missing > 0 else []
     axis: dict[str, Any] = {"rangemode": "tozero", "tickformat": ",~f"}
     if min(values) > 0 and max(values) > 20 * min(values):
         highs = [high for cell in cells if (high := interval(cell, quantile, metric)[1]) is not None]
@@ -96,7 +107,8 @@ def _latency(cells: Sequence[CellSummary], quantile: str, metric: str) -> Figure
     axis["title"] = {"text": f"{title}, ms"}
     height = 300 + 29 * -(-len(found) // 2)  # two names of the legend stand side by side
     made = document(traces, height=height, showlegend=len(found) > 1, xaxis=load_axis(cells), yaxis=axis)
-    spoken = f"{title} in ms against the load; {len(found)} lines by prompt length, {len(values)} cells."
+    drawn = f"{counted(len(found), 'line')} by prompt length, {counted(len(values), 'cell')}"
+    spoken = f"{title} in ms against the load; {drawn}."
     return Figure(title, spoken, made, " ".join(notes))
 
 
@@ -106,8 +118,8 @@ def _lines(
     """Two traces of one group: the cells that hold, joined by a line, and the void ones, hollow and by themselves."""
     known = [cell for cell in cells if statistic(cell, quantile, metric) is not None and load(cell) is not None]
     known.sort(key=lambda cell: load(cell) or 0)
-    void = [cell for cell in known if verdict_mark(cell) == "void"]
-    sound = [cell for cell in known if verdict_mark(cell) != "void"]
+    void = [cell for cell in known if is_unsound(cell)]
+    sound = [cell for cell in known if not is_unsound(cell)]
     colour, symbol = f"var(--line-{index % LINE_COLOURS})", SYMBOLS[index % len(SYMBOLS)]
     traces = []
     for some, hollow in ((sound, False), (void, True)):
@@ -146,7 +158,7 @@ def _lines(
 
 
 def _doubt(cell: CellSummary, low: float | None, high: float | None) -> str:
-    words = [f"VOID ({plain(wording.void_codes(cell))})"] if verdict_mark(cell) == "void" else []
+    words = [f"{verdict_mark(cell).upper()} ({plain(wording.why_unsound(cell))})"] if is_unsound(cell) else []
     if low is not None or high is not None:
         words.append(f"[{wording.number(low)} to {'?' if high is None else wording.number(high)}]")
     return " ".join(words)

@@ -8,7 +8,7 @@ from typing import Any
 
 from pdbench.report.markup import Child, Markup, table, tag
 from pdbench.report.tables import definitions
-from pdbench.report.wording import Summary, clean, number, short
+from pdbench.report.wording import Summary, clean, number, short, targets
 
 _FACTS = {
     "engine": "engine",
@@ -37,7 +37,7 @@ def measured(summary: Summary, document: Mapping[str, Any]) -> Markup:
     for deployment in document.get("deployments") or []:
         parts.append(_servers(deployment))
     if runs := document.get("cell_runs") or []:
-        parts.append(_cell_runs(runs))
+        parts.append(_cell_runs(runs, _targets_of(summary, plan)))
     if notes := [clean(note) for note in document.get("notes") or []]:
         parts.append(tag("h3", "Notes"))
         parts.append(tag("ul", [tag("li", note) for note in notes]))
@@ -48,7 +48,7 @@ def _facts(summary: Summary, document: Mapping[str, Any], plan: Mapping[str, Any
     host, clock = document.get("host") or {}, document.get("clock") or {}
     command = document.get("command")
     versions = [f"{name} {version}" for name, version in (summary.get("versions") or {}).items()]
-    limits = [f"{plan['num_prompts']} prompts a cell"] if plan.get("num_prompts") else []
+    limits = [f"{plan['num_prompts']:,} prompts a cell"] if plan.get("num_prompts") else []
     limits += [f"{short(float(plan['duration_s']))} s a cell"] if plan.get("duration_s") else []
     arrivals = plan.get("arrivals")
     if arrivals == "gamma":
@@ -124,7 +124,13 @@ def _said(value: object) -> str:
     return f"{value:,}" if isinstance(value, int) else clean(value, 200)
 
 
-def _cell_runs(runs: Sequence[Mapping[str, Any]]) -> Markup:
+def _targets_of(summary: Summary, plan: Mapping[str, Any]) -> dict[Any, str]:
+    """The target of each cell, where the run has several."""
+    cells = [*(summary.get("cells") or []), *(plan.get("cells") or [])]
+    return {cell.get("cell"): clean(cell.get("target", ""), 60) for cell in cells} if len(targets(summary)) > 1 else {}
+
+
+def _cell_runs(runs: Sequence[Mapping[str, Any]], target_of: Mapping[Any, str]) -> Markup:
     health = {
         name: head for name, head in _CLIENT.items() if any((r.get("client") or {}).get(name) is not None for r in runs)
     }
@@ -133,7 +139,7 @@ def _cell_runs(runs: Sequence[Mapping[str, Any]]) -> Markup:
         client: Mapping[str, Any] = entry.get("client") or {}
         span = f"{number(entry.get('start_s'))} to {number(entry.get('end_s') or entry.get('send_end_s'))}"
         cells = [
-            f"#{entry.get('cell', '?')}",
+            " ".join(filter(None, [f"#{entry.get('cell', '?')}", target_of.get(entry.get("cell"))])),
             entry.get("repeat"),
             entry.get("state"),
             span,

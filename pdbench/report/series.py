@@ -13,6 +13,7 @@ from pdbench.run import Run
 
 MAX_POINTS = 2000
 CURVE_POINTS = 120
+ONE_READ_MS = 0.1  # gaps below this are events that one read of the socket brought: the client's time, not the server's
 Floats = NDArray[np.float64]
 
 
@@ -40,12 +41,16 @@ class Window:
 
 @dataclass(frozen=True, slots=True)
 class GapCurve:
-    """Share of a cell's gaps between tokens that are longer than `ms`; `gaps` says of how many."""
+    """Share of a cell's gaps between tokens that are longer than `ms`; `gaps` says of how many.
+
+    `in_one_read` is the share of those below ONE_READ_MS.
+    """
 
     cell: int
     gaps: int
     ms: Floats
     longer: Floats
+    in_one_read: float
 
 
 def windows(run: Run) -> list[Window]:
@@ -115,4 +120,4 @@ def _curve(cell: int, gaps: Floats) -> GapCurve:
     # Ranks evenly spread in the logarithm of the tail share, so that the tail keeps its detail.
     tail = np.unique(np.rint(np.geomspace(1, n, CURVE_POINTS)).astype(int))
     ms = ordered[n - tail][::-1]
-    return GapCurve(cell, n, np.maximum(ms, 1e-3), (tail / n)[::-1])
+    return GapCurve(cell, n, np.maximum(ms, 1e-3), (tail / n)[::-1], float((gaps < ONE_READ_MS).mean()))

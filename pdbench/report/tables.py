@@ -5,15 +5,30 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from pdbench.report import wording
-from pdbench.report.columns import NUMBERS, Column
+from pdbench.report.columns import IN_HTML, Column
 from pdbench.report.markup import Child, Markup, table, tag
-from pdbench.report.wording import NOT_MEASURED, CellSummary, clean, listed, place, tenths, verdict_mark, void_codes
+from pdbench.report.wording import (
+    NOT_MEASURED,
+    TOO_FEW,
+    CellSummary,
+    clean,
+    evidence,
+    is_unsound,
+    listed,
+    place,
+    share_of_ttft,
+    tenths,
+    verdict_mark,
+    why_unsound,
+)
 
-MARK_WORDS = {"void": "void", "warn": "warn", "ok": "ok", "none": "no answer"}
+MARK_WORDS = {"void": "void", "cut": "cut", "none": "no answer", "warn": "warn", "few": "ok, few requests", "ok": "ok"}
 
 
 def mark(cell: CellSummary) -> Markup:
     kind = verdict_mark(cell)
+    if kind == "few":
+        return tag("span", tag("span", "ok", class_="mark ok"), tag("span", " few", class_="quiet"))
     return tag("span", MARK_WORDS[kind], class_=f"mark {kind}")
 
 
@@ -22,22 +37,26 @@ def identity(cell: CellSummary) -> str:
 
 
 def numbers(cells: Sequence[CellSummary], several_targets: bool) -> Markup:
-    """Every cell with all that was measured of it; a void cell is struck and says why."""
-    columns = [c for c in NUMBERS if any(c.forms[0](cell) != NOT_MEASURED for cell in cells)]
+    """Every cell with what was measured of it, what decides first; an unsound cell is struck and says why."""
+    columns = [c for c in IN_HTML if any(c.forms[0](cell) != NOT_MEASURED for cell in cells)]
+    outputs = {cell.get("output_len") for cell in cells}
+    columns = [c for c in columns if c.head != ("out", "tokens") or len(outputs) > 1]
     heads: list[Child] = ["cell", "verdict", *(["target"] if several_targets else []), "load"]
     heads += [tag("th", " ".join(filter(None, c.head)), scope="col", class_="n") for c in columns[1:]]
     rows = []
     for cell in cells:
         said: Child = mark(cell)
-        if verdict_mark(cell) == "void":
-            said = [said, tag("small", void_codes(cell))]
+        if is_unsound(cell):
+            said = [said, tag("small", why_unsound(cell))]
         row: list[Child] = [identity(cell), tag("td", said)]
         row += [tag("td", clean(cell.get("target", ""), 60))] if several_targets else []
         unit = "streams" if wording.loop(cell) == "closed" else "req/s"
         row.append(tag("td", f"{columns[0].forms[0](cell)} {unit}", class_="n"))
         row += [tag("td", column.forms[0](cell), class_=_class(column)) for column in columns[1:]]
         rows.append(row)
-    return table(heads, rows, caption="Cells in numbers; latencies in ms", row_classes=_classes(cells))
+    caption = "Cells in numbers; latencies in ms"
+    caption += f"; {cells[0]['output_len']:,} output tokens" if len(outputs) == 1 and outputs != {None} else ""
+    return table(heads, rows, caption=caption, row_classes=_classes(cells))
 
 
 def _class(column: Column) -> str:
@@ -45,7 +64,7 @@ def _class(column: Column) -> str:
     return "n untrusted" if column.head[0] in ("TTFT", "TPOT", "ITL", "E2EL", "good") else "n"
 
 
-def split(cells: Sequence[CellSummary]) -> Markup:
+def split(cells: Sequence[CellSummary], several_targets: bool) -> Markup:
     known = [cell for cell in cells if wording.split(cell)]
     parts = sorted(
         dict.fromkeys(p for cell in known for p in wording.split(cell)), key=lambda part: part == "unexplained"
@@ -56,30 +75,33 @@ def split(cells: Sequence[CellSummary]) -> Markup:
     for cell in known:
         values = [tag("td", tenths(wording.split(cell).get(part)), class_="n") for part in parts]
         mean = tag("td", tenths(wording.statistic(cell, "mean", "ttft")), class_="n")
-        rows.append([identity(cell), place(cell), tag("td", mark(cell)), mean, *values])
+        rows.append([identity(cell), place(cell, several_targets), tag("td", mark(cell)), mean, *values])
     return table(heads, rows, caption="Parts of the mean TTFT, ms", row_classes=_classes(known))
 
 
 def _classes(cells: Sequence[CellSummary]) -> list[str]:
-    return ["voided" if verdict_mark(cell) == "void" else "" for cell in cells]
+    return ["voided" if is_unsound(cell) else "" for cell in cells]
 
 
 def validity(cells: Sequence[CellSummary], several_targets: bool) -> Markup:
-    rows, classes = [], []
+    rows: list[list[Child]] = []
+    few: list[list[Child]] = []
     for severity in ("void", "warn"):
         for cell in cells:
             for flag in wording.flags(cell, severity):
-                kind = tag("td", tag("span", severity, class_=f"mark {severity}"))
-                code = tag("td", tag("code", clean(flag.get("code", "?"), 60)))
-                where = place(cell, target=several_targets)
-                rows.append(
-                    [identity(cell), where, kind, code, tag("td", listed(flag.get("evidence", "")), class_="long")]
+                quiet = flag.get("code") == TOO_FEW and severity == "warn"
+                kind = tag(
+                    "td", tag("span", "few" if quiet else severity, class_=f"mark {'few' if quiet else severity}")
                 )
-                classes.append("")
+                code = tag("td", tag("code", clean(flag.get("code", "?"), 60)))
+                said = tag("td", listed(flag.get("evidence", "")), class_="long")
+                found = few if quiet else rows
+                found.append([identity(cell), place(cell, several_targets), kind, code, said])
+    rows += few
     if not rows:
         return tag("p", "No flag: every check that could be made passed.", class_="note")
     heads = ["cell", "where", "severity", "code", "evidence"]
-    return table(heads, rows, caption="Validity flags", row_classes=classes)
+    return table(heads, rows, caption="Validity flags")
 
 
 def diagnosis(cells: Sequence[CellSummary], several_targets: bool) -> Markup:
@@ -105,14 +127,19 @@ def _share(cause: dict[str, object]) -> float | None:
 def _card(cause: str, advice: str, found: Sequence[tuple[CellSummary, dict[str, object]]], several: bool) -> Markup:
     rows = []
     for cell, record in sorted(found, key=lambda pair: -(_share(pair[1]) or 0)):
-        share = _share(record)
+        share = share_of_ttft(record)
         where = tag("span", f"{identity(cell)} {place(cell, target=several)}", class_="where")
-        said = f" {wording.percent(share)} of TTFT: " if share is not None else " "
-        rows.append(tag("li", where, said, listed(record.get("evidence", ""))))
+        rows.append(tag("li", where, f" {share}: " if share else " ", evidence(record)))
     confirm = next((listed(record["confirm"]) for _, record in found if record.get("confirm")), "")
     parts: list[Child] = [tag("h3", cause), tag("ul", rows[:6])]
     if len(rows) > 6:
-        parts.append(tag("details", tag("summary", f"{len(rows) - 6} more cells"), tag("ul", rows[6:])))
+        parts.append(
+            tag(
+                "details",
+                tag("summary", f"{len(rows) - 6} more {'cell' if len(rows) == 7 else 'cells'}"),
+                tag("ul", rows[6:]),
+            )
+        )
     if advice:
         parts.append(tag("p", tag("b", "Change first: "), advice))
     if confirm:

@@ -11,13 +11,20 @@ from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from pdbench.report.columns import NUMBERS, Layout, arrange, reach_of, split_columns
+from pdbench.report.columns import NUMBERS, Column, Layout, arrange, reach_of, split_columns, target_column
 from pdbench.report.wording import (
+    TOO_FEW,
     CellSummary,
     Summary,
     cell_sentence,
     clean,
+    counted,
+    cut_short,
+    evidence,
     flags,
+    for_readers,
+    is_cut,
+    is_unsound,
     listed,
     load_unit,
     loop,
@@ -25,9 +32,10 @@ from pdbench.report.wording import (
     new_advice,
     notes,
     part_name,
-    percent,
     place,
     sentence,
+    share_of_ttft,
+    slos,
     split,
     statistic,
     targets,
@@ -35,10 +43,15 @@ from pdbench.report.wording import (
     verdict_mark,
     void_codes,
     which,
+    why_unsound,
 )
 
-MARK_STYLE = {"void": "bold red", "warn": "yellow", "ok": "green", "none": "bold red"}
-MARK_TEXT = {"void": "VOID", "warn": "warn", "ok": "ok", "none": "none"}
+MARK_STYLE = {
+    **dict.fromkeys(("void", "none"), "bold red"),
+    **dict.fromkeys(("warn", "cut"), "yellow"),
+    **dict.fromkeys(("ok", "few"), "green"),
+}
+MARK_TEXT = {"void": "VOID", "warn": "warn", "few": "ok*", "ok": "ok", "none": "none", "cut": "cut"}
 MARK_WIDTH = 5
 SPOKEN_CELLS = 12
 _DOUBTED = (("TTFT p50", "p50", "ttft"), ("TTFT p99", "p99", "ttft"))
@@ -59,44 +72,62 @@ def print_summary(summary: Summary, console: Console) -> None:
 
 
 def final_table(summary: Summary, width: int) -> RenderableType:
-    """Everything that the end of a sweep says, no line longer than `width`."""
+    """Everything that the end of a sweep says, no line longer than `width`; the verdict last, where the eye is."""
+    summary = for_readers(summary)
     cells: Sequence[CellSummary] = summary.get("cells") or []
-    parts: list[RenderableType] = [*_verdict(summary, cells)]
+    several = len(targets(summary)) > 1
+    said = _run_verdict(summary, cells)
+    parts: list[RenderableType] = [*_cell_verdicts(summary, cells, said)]
     if cells:
-        parts += [Text(), *_numbers(summary, cells, width)]
-        parts += [*_split(cells, width), *_notes(cells), *_warnings(cells)]
-    return Group(*parts)
+        leading, meant = target_column(targets(summary)) if several else (None, {})
+        first = [leading] if leading is not None else []
+        parts += [*_blank(parts), *_numbers(summary, cells, first, meant, width)]
+        parts += [*_split(cells, first, several, width), *_notes(cells, several), *_warnings(cells, several)]
+    simulated = ("SIMULATED. ", "bold magenta") if summary.get("simulated") else ""
+    return Group(*parts, *_blank(parts), Text.assemble(simulated, (said, "bold")))
 
 
-def _verdict(summary: Summary, cells: Sequence[CellSummary]) -> Iterator[RenderableType]:
+def _blank(before: Sequence[RenderableType]) -> list[RenderableType]:
+    return [Text()] if before else []
+
+
+def _run_verdict(summary: Summary, cells: Sequence[CellSummary]) -> str:
+    void = sum(verdict_mark(cell) == "void" for cell in cells)
+    are = "is" if void == 1 else "are"
+    size = (
+        f"{void} of {counted(len(cells), 'cell')} {are} void." if void else f"{counted(len(cells), 'cell')} measured."
+    )
+    return (sentence(summary) or size) if cells else "No cell was measured."
+
+
+def _cell_verdicts(summary: Summary, cells: Sequence[CellSummary], said: str) -> Iterator[RenderableType]:
     if summary.get("simulated"):
         yield Text("SIMULATED: these numbers come from the practice testbed, not from an engine.", style="bold magenta")
     if any(loop(cell) == "closed" for cell in cells):
         yield Text("Closed loop: each stream waits for its answer, so the load gives way where servers slow down.")
-    void = sum(verdict_mark(cell) == "void" for cell in cells)
-    counted = f"{void} of {len(cells)} cells are void." if void else f"{len(cells)} cells measured."
-    said = sentence(summary) or ("1 cell measured." if len(cells) == 1 else counted)
-    yield Text(said if cells else "No cell was measured.", style="bold")
-    spoken = [cell for cell in cells if verdict_mark(cell) in ("void", "none") or cell.get("diagnosis")]
+    spoken = [cell for cell in cells if is_unsound(cell) or verdict_mark(cell) == "none" or cell.get("diagnosis")]
     for cell in spoken[:SPOKEN_CELLS]:
         yield from _cell_verdict(cell, len(targets(summary)) > 1, said)
-    if len(spoken) > SPOKEN_CELLS:
-        yield Text(f"... and {len(spoken) - SPOKEN_CELLS} more cells like these: see report.html")
+    if (more := len(spoken) - SPOKEN_CELLS) > 0:
+        yield Text(f"... and {more} more {'cell' if more == 1 else 'cells'} like these: see report.html")
 
 
 def _cell_verdict(cell: CellSummary, target: bool, run_verdict: str) -> Iterator[RenderableType]:
-    """One line for a cell; a void one also gets the evidence of its causes."""
+    """One line for a cell; an unsound one also gets the evidence of its causes. Nothing is said twice."""
     mark = verdict_mark(cell)
     none = "no request was answered" if cell.get("completed") == 0 else "nothing was measured"
     said = cell_sentence(cell) or (void_codes(cell) if mark == "void" else none if mark == "none" else "")
+    spoken = f"{run_verdict} {said}"
     if said in run_verdict:
-        said = void_codes(cell) if mark == "void" else ""
-    line = Text.assemble((place(cell, target=target), "bold"), f": {said}" if said else "")
+        said = why_unsound(cell)
+    line = Text.assemble((place(cell, target), "bold"), f": {said}" if said else "")
     yield _hanging(Text(MARK_TEXT[mark], style=MARK_STYLE[mark]), line)
     for cause in (cell.get("diagnosis") or [])[:2] if mark in ("void", "none") or not said else []:
-        share = cause.get("share")
-        head = clean(cause.get("cause", "?"), 40) + (f" ({percent(share)} of TTFT)" if share is not None else "")
-        yield _hanging(Text(), Text(f"{head}: {listed(cause.get('evidence', ''))}"))
+        if (found := evidence(cause)) and found.rstrip(".") in spoken:
+            continue
+        share = share_of_ttft(cause)
+        head = clean(cause.get("cause", "?"), 40) + (f" ({share})" if share else "")
+        yield _hanging(Text(), Text(f"{head}: {found}"))
         if advice := new_advice(cause, f"{run_verdict} {clean(cell.get('verdict') or '', 2000)}"):
             yield _hanging(Text(), Text.assemble(("-> ", "bold"), advice))
 
@@ -110,57 +141,69 @@ def _hanging(mark: Text, line: Text) -> Table:
     return grid
 
 
-def _numbers(summary: Summary, cells: Sequence[CellSummary], width: int) -> Iterator[RenderableType]:
-    layout = arrange(NUMBERS, cells, width - MARK_WIDTH)
-    several = len(targets(summary)) > 1
+def _numbers(
+    summary: Summary, cells: Sequence[CellSummary], leading: Sequence[Column], meant: dict[str, str], width: int
+) -> Iterator[RenderableType]:
+    layout = arrange([*leading, *NUMBERS], cells, width - MARK_WIDTH)
     first = True
-    for (target, output, unit), group in itertools.groupby(zip(cells, layout.rows, strict=True), _group):
-        name = [clean(target, 40)] if several else []
-        name += [f"asked in {unit}", "latencies in ms"] + ([f"{output} output tokens"] if output is not None else [])
+    for (output, unit), group in itertools.groupby(zip(cells, layout.rows, strict=True), _group):
+        name = [f"asked in {unit}", "latencies in ms"] + ([f"{output:,} output tokens"] if output is not None else [])
         yield Text(" \N{MIDDLE DOT} ".join(name), style="italic")
-        if first or several:
+        if first:
             yield from _heads(layout)
         first = False
         for cell, row in group:
             yield from _row(cell, row, layout)
-    yield from _legend(layout, cells)
+    said = [f"{short}: {name}" for short, name in meant.items() if any(short in row for row in layout.rows)]
+    for note in [*said, *_legend(layout, cells, slos(summary))]:
+        yield _hanging(Text(), Text(note, style="dim"))
 
 
-def _group(pair: tuple[CellSummary, Any]) -> tuple[str, Any, str]:
-    return str(pair[0].get("target", "")), pair[0].get("output_len"), load_unit(pair[0])
+def _group(pair: tuple[CellSummary, Any]) -> tuple[Any, str]:
+    return pair[0].get("output_len"), load_unit(pair[0])
 
 
 def _heads(layout: Layout) -> Iterator[Text]:
     for level in (0, 1):
-        cells = [head[level].rjust(size + layout.gap) for head, size in zip(layout.heads, layout.widths, strict=True)]
-        yield Text(" " * MARK_WIDTH + "".join(cells), style="bold" if level else "", no_wrap=True, overflow="ignore")
+        line = layout.line([head[level] for head in layout.heads])
+        yield Text(" " * MARK_WIDTH + line, style="bold" if level else "", no_wrap=True, overflow="ignore")
 
 
 def _row(cell: CellSummary, row: Sequence[str], layout: Layout) -> Iterator[RenderableType]:
     mark = verdict_mark(cell)
-    numbers = "".join(text.rjust(size + layout.gap) for text, size in zip(row, layout.widths, strict=True))
-    style = "dim" if mark == "void" else ""
+    style = "dim" if is_unsound(cell) else ""
     yield Text.assemble(
-        (MARK_TEXT[mark].ljust(MARK_WIDTH), MARK_STYLE[mark]), (numbers, style), no_wrap=True, overflow="ignore"
+        (MARK_TEXT[mark].ljust(MARK_WIDTH), MARK_STYLE[mark]),
+        (layout.line(row), style),
+        no_wrap=True,
+        overflow="ignore",
     )
-    if mark == "void":
-        yield _hanging(Text(), Text(f"void: {void_codes(cell)}", style="red"))
+    if is_unsound(cell):
+        codes = [f"void: {void_codes(cell)}"] if void_codes(cell) else []
+        yield _hanging(Text(), Text("; ".join([cut_short(cell)] * is_cut(cell) + codes), style="red"))
 
 
-def _legend(layout: Layout, cells: Sequence[CellSummary]) -> Iterator[RenderableType]:
+def _legend(layout: Layout, cells: Sequence[CellSummary], slo: str) -> list[str]:
     written = {text for row in layout.rows for text in row}
+    heads = {" ".join(head).strip() for head in layout.heads}
     said: list[str] = []
+    if any(verdict_mark(cell) == "few" for cell in cells):
+        said.append("ok*: good, with too few requests for some percentile")
     if any("\N{PLUS-MINUS SIGN}" in text for text in written):
         said.append("\N{PLUS-MINUS SIGN}: reach of the 95% interval")
     if any(text.endswith("+?") for text in written):
         said.append("+?: too few requests to bound it from above")
     if any(text.startswith((">", "n<", "needs ")) for text in written):
-        asks = sorted({f"{q} takes {n}" for cell in cells for q in ("p99", "p90", "p50") if (n := _asks(cell, q))})
+        asks = sorted({f"{q} takes {n:,}" for cell in cells for q in ("p99", "p90", "p50") if (n := _asks(cell, q))})
         gaps = [n for cell in cells if (n := needed_requests(cell, "p99", "itl")) is not None]
         asks += [f"of ITL up to {max(gaps):,}"] if gaps else []
         said.append(f">: too few requests for this percentile ({', '.join(asks)}); here its 95% interval begins")
-    if any(layout.heads[i][0] == "slots" for i in range(len(layout.heads))):
+    if "slots need/have" in heads:
         said.append("slots: needed by the load / available")
+        if any(text.endswith("/?") for text in written):
+            said.append("?: slots not known: --max-num-seqs")
+    if slo and "good req/s" in heads:
+        said.append(f"good: {slo}")
     said += [
         f"{name}: {reach_of(quantile, metric, cells)}"
         for name, quantile, metric in _DOUBTED
@@ -168,59 +211,61 @@ def _legend(layout: Layout, cells: Sequence[CellSummary]) -> Iterator[Renderable
     ]
     if layout.left_out:
         said.append(f"left out at this width: {', '.join(reversed(layout.left_out))}")
-    for note in said:
-        yield _hanging(Text(), Text(note, style="dim"))
+    return said
 
 
 def _asks(cell: CellSummary, quantile: str) -> int | None:
     return next((n for m in ("ttft", "e2el") if (n := needed_requests(cell, quantile, m)) is not None), None)
 
 
-def _split(cells: Sequence[CellSummary], width: int) -> Iterator[RenderableType]:
+def _split(
+    cells: Sequence[CellSummary], leading: Sequence[Column], several: bool, width: int
+) -> Iterator[RenderableType]:
     known = [cell for cell in cells if split(cell)]
     yield Text()
     if not known:
         yield Text("Where TTFT went: not measured (no metrics page of prefill or decode was scraped).", style="italic")
         return
-    layout = arrange(split_columns(known), known, width - MARK_WIDTH)
+    layout = arrange([*leading, *split_columns(known)], known, width - MARK_WIDTH)
     yield Text("Where the mean TTFT went, ms", style="italic")
     if layout.width > width - MARK_WIDTH:
-        yield from _split_in_words(known)
+        yield from _split_in_words(known, several)
         return
     yield from _heads(layout)
     for cell, row in zip(known, layout.rows, strict=True):
         yield from itertools.islice(_row(cell, row, layout), 1)
 
 
-def _split_in_words(cells: Sequence[CellSummary]) -> Iterator[RenderableType]:
+def _split_in_words(cells: Sequence[CellSummary], several: bool) -> Iterator[RenderableType]:
     """For a terminal too narrow for the table."""
     for cell in cells:
         mark = verdict_mark(cell)
         parts = " + ".join(f"{part_name(part)} {tenths(ms)}" for part, ms in split(cell).items())
-        line = Text(f"{place(cell)}: {parts}", style="dim" if mark == "void" else "")
+        line = Text(f"{place(cell, several)}: {parts}", style="dim" if is_unsound(cell) else "")
         yield _hanging(Text(MARK_TEXT[mark], style=MARK_STYLE[mark]), line)
 
 
-def _notes(cells: Sequence[CellSummary]) -> Iterator[RenderableType]:
+def _notes(cells: Sequence[CellSummary], several: bool) -> Iterator[RenderableType]:
     """Remarks that doubt no number."""
-    for index, (where, said) in enumerate(notes(cells)):
+    for index, (where, said) in enumerate(notes(cells, several)):
         if index == 0:
             yield Text()
         yield _hanging(Text("note"), Text(f"{where}: {said}", style="dim"))
 
 
-def _warnings(cells: Sequence[CellSummary]) -> Iterator[RenderableType]:
-    """Each warning once, with the cells that it concerns."""
+def _warnings(cells: Sequence[CellSummary], several: bool) -> Iterator[RenderableType]:
+    """Each warning once, with the cells that it concerns; the one that nearly every short run has comes last."""
     concerned: dict[str, list[tuple[CellSummary, str]]] = {}
     for cell in cells:
         for flag in flags(cell):
             if flag.get("severity") != "void":
-                concerned.setdefault(clean(flag.get("code", "?"), 40), []).append(
-                    (cell, listed(flag.get("evidence", "")))
-                )
-    for index, (code, found) in enumerate(concerned.items()):
+                code = clean(flag.get("code", "?"), 40)
+                concerned.setdefault(code, []).append((cell, listed(flag.get("evidence", ""))))
+    for index, code in enumerate(sorted(concerned, key=lambda code: code == TOO_FEW)):
         if index == 0:
             yield Text()
-        where = which(len(found), len(cells), found[0][0])
+        found = concerned[code]
+        mark = "few" if code == TOO_FEW else "warn"
+        where = which(len(found), len(cells), found[0][0], several)
         said = Text.assemble((code, "bold"), f" ({where}): {found[0][1]}")
-        yield _hanging(Text(MARK_TEXT["warn"], style=MARK_STYLE["warn"]), said)
+        yield _hanging(Text(MARK_TEXT[mark], style=MARK_STYLE[mark]), said)

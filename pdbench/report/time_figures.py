@@ -9,8 +9,8 @@ import numpy as np
 import plotly.graph_objects as go
 
 from pdbench.report.figures import Figure, count_axis, document, group_name, groups, load_name, log_axis, plain
-from pdbench.report.series import GapCurve, Line, Window
-from pdbench.report.wording import CellSummary, clean, verdict_mark
+from pdbench.report.series import ONE_READ_MS, GapCurve, Line, Window
+from pdbench.report.wording import CellSummary, clean, counted, is_unsound, verdict_mark
 
 ROLE_ORDER = ("prefill", "decode", "colocated", "proxy")
 CURVES_A_FIGURE = 8
@@ -58,8 +58,10 @@ def _over_time(
         layout["annotations"] = [_band_name(window, cells) for window in marked]
         layout["legend"] = {"y": 1.0 + 26 / (layout["height"] - 60)}
     servers = ", ".join(f"{max(line.servers for line in lines if line.role == role)} {role}" for role in roles)
-    spoken = f"Requests waiting and running over time for {', '.join(roles)}, with {len(marked)} cells marked."
-    note = f"Summed over the servers of a role ({servers}). Bands are the cells, orange ones void."
+    spoken = (
+        f"Requests waiting and running over time for {', '.join(roles)}, with {counted(len(marked), 'cell')} marked."
+    )
+    note = f"Summed over the servers of a role ({servers}). Bands are the cells, orange ones void or cut short."
     return Figure(title, spoken, document(traces, **layout), note)
 
 
@@ -81,7 +83,7 @@ def _gauge(line: Line, suffix: str, *, legend: bool) -> Any:
 
 
 def _is_void(window: Window, cells: Mapping[int, CellSummary]) -> bool:
-    return verdict_mark(cells.get(window.cell, {})) == "void"
+    return is_unsound(cells.get(window.cell, {}))
 
 
 def _band(window: Window, cells: Mapping[int, CellSummary], suffix: str) -> dict[str, Any]:
@@ -101,6 +103,7 @@ def _band(window: Window, cells: Mapping[int, CellSummary], suffix: str) -> dict
 
 def _band_name(window: Window, cells: Mapping[int, CellSummary]) -> dict[str, Any]:
     void = _is_void(window, cells)
+    mark = f" {verdict_mark(cells.get(window.cell, {}))}" if void else ""
     return {
         "x": (window.start_s + window.end_s) / 2,
         "xref": "x",
@@ -108,7 +111,7 @@ def _band_name(window: Window, cells: Mapping[int, CellSummary]) -> dict[str, An
         "yref": "y domain",
         "yanchor": "bottom",
         "showarrow": False,
-        "text": f"#{window.cell}" + (" void" if void else ""),
+        "text": f"#{window.cell}{mark}",
         "font": {"size": 11, "color": "var(--void)" if void else "var(--muted)"},
     }
 
@@ -140,20 +143,21 @@ def _gaps(title: str, group: Sequence[CellSummary], curves: Mapping[int, GapCurv
     drawn = [curves[cell["cell"]] for cell in shown]
     traces = []
     for index, (cell, curve) in enumerate(zip(shown, drawn, strict=True)):
-        void = verdict_mark(cell) == "void"
+        void = is_unsound(cell)
         shade = 7 - round((len(shown) - 1 - index) * 7 / max(1, len(shown) - 1))
         traces.append(
             go.Scatter(
                 x=curve.ms,
                 y=curve.longer,
                 mode="lines",
-                name=load_name(cell) + (" void" if void else ""),
+                name=load_name(cell) + (f" {verdict_mark(cell)}" if void else ""),
                 line={"color": f"var(--shade-{shade})", "width": 2, "dash": "dot" if void else "solid"},
                 hovertemplate="%{y:.3~%} of gaps are longer than %{x:,.3~g} ms<extra>%{fullData.name}</extra>",
             )
         )
-    # The fastest twentieth of the gaps is of no interest and would take most of a logarithmic axis.
-    low = min(float(curve.ms[np.searchsorted(-curve.longer, -0.95)]) for curve in drawn)
+    # The fastest twentieth of the gaps is of no interest and would take most of a logarithmic axis; so would events
+    # that came in one read, whose gaps are the client's own.
+    low = max(min(float(curve.ms[np.searchsorted(-curve.longer, -0.95)]) for curve in drawn), ONE_READ_MS / 0.8)
     high = max(float(curve.ms[-1]) for curve in drawn)
     rarest = min(float(curve.longer[-1]) for curve in drawn)
     marks = [10.0**-k for k in range(9)]
@@ -174,8 +178,12 @@ def _gaps(title: str, group: Sequence[CellSummary], curves: Mapping[int, GapCurv
         yaxis=axis,
         shapes=[{**rule, "line": {"color": "var(--muted)", "width": 1, "dash": "dot"}}],
     )
-    notes = [f"{len(shown)} of {len(group)} loads are drawn."] if len(shown) < len(group) else []
+    notes = [f"{len(shown)} of {counted(len(group), 'load')} are drawn."] if len(shown) < len(group) else []
     counts = sorted({curve.gaps for curve in drawn})
     notes.append(" to ".join(f"{count:,}" for count in dict.fromkeys((counts[0], counts[-1]))) + " gaps a curve.")
-    spoken = f"{title}: share of gaps longer than a time, for {len(shown)} loads."
+    if (most := max(curve.in_one_read for curve in drawn)) > 0:
+        least = min(curve.in_one_read for curve in drawn)
+        share = f"{least:.1%} to {most:.1%}" if f"{least:.1%}" != f"{most:.1%}" else f"{most:.1%}"
+        notes.append(f"{share} of them are below {ONE_READ_MS:g} ms (events that came in one read): left of the axis.")
+    spoken = f"{title}: share of gaps longer than a time, for {counted(len(shown), 'load')}."
     return Figure(title, spoken, made, " ".join(notes))

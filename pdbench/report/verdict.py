@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-# The order in which a void code is worth naming first.
+from pdbench.report.wording import counted, cut_short, followable, interruption, is_cut, place, share_of_ttft, tenths
+
 UNKNOWN_SHARE = 0.5  # of TTFT unexplained, and an absolute size: then nobody looked, which is not "no cause"
 UNKNOWN_MS = 50.0
+# The order in which a void code is worth naming first.
 GRAVE = (
     "client-saturated",
     "server-restarted",
@@ -22,33 +24,35 @@ GRAVE = (
 )
 
 
-def name_of(cell: Mapping[str, Any]) -> str:
-    """`8 req/s x 16384`, or `4 streams x 16384` in a closed loop."""
-    rate, streams = cell.get("request_rate"), cell.get("max_concurrency")
-    load = f"{rate:g} req/s" if rate is not None else f"{streams} streams (closed loop)"
-    return f"{load} x {cell['prompt_len']}"
-
-
 def cell_verdict(cell: Mapping[str, Any]) -> str:
-    """One sentence on a cell of the summary."""
+    """At most two sentences on a cell of the summary."""
     voids = [v for v in cell["validity"] if v["severity"] == "void"]
-    name = name_of(cell)
+    name = place(cell)
+    failed, rejected, cancelled = (int(cell.get(key) or 0) for key in ("failed", "rejected", "cancelled"))
+    if is_cut(cell) or (cancelled and not (cell.get("completed") or failed or rejected)):
+        return f"{name}: {cut_short(cell)}."
     if not cell.get("completed"):
-        return f"{name}: no request was answered ({cell.get('failed', 0)} failed, {cell.get('rejected', 0)} rejected)."
+        return f"{name}: no request was answered ({failed:,} failed, {rejected:,} rejected)."
     if voids:
         voids.sort(key=lambda v: GRAVE.index(v["code"]) if v["code"] in GRAVE else len(GRAVE))
         codes = {v["code"] for v in voids}
         if voids[0]["code"] == "not-steady-state":
             return f"{name}: {_not_steady(cell, voids[0])}"
         named = ", also ".join([voids[0]["code"], *sorted(codes - {voids[0]["code"]})])
-        return f"{name}: void ({named}): {voids[0]['evidence']}"
+        return f"{name}: void ({named}): {_two_sentences(voids[0]['evidence'])}"
     return f"{name}: {_good(cell)}"
+
+
+def _two_sentences(text: str) -> str:
+    """What was found, and what to do: evidence ends with its advice."""
+    found, _, rest = text.partition(". ")
+    return f"{found}. {_first_sentence(rest)}" if rest else text
 
 
 def _not_steady(cell: Mapping[str, Any], finding: Mapping[str, Any]) -> str:
     growth = cell.get("ttft_growth_ms_per_request")
     if growth is None:
-        return f"not steady state: {finding['evidence']}"
+        return f"not steady state: {_two_sentences(finding['evidence'])}"
     cause = next(iter(cell["diagnosis"]), None)
     text = "not steady state"
     if cause is not None:
@@ -72,7 +76,7 @@ def _good(cell: Mapping[str, Any]) -> str:
     mean = cell.get("mean_ttft_ms")
     text = "" if mean is None else f"mean TTFT {mean:,.0f} ms"
     if (tpot := cell.get("mean_tpot_ms")) is not None:
-        text += f", TPOT {tpot:.1f} ms"
+        text += f", TPOT {tenths(tpot)} ms"
     slots = cell.get("slots", {})
     if "utilisation" in slots:
         kind = "slots" if slots.get("role") == "colocated" else "decode slots"
@@ -80,7 +84,7 @@ def _good(cell: Mapping[str, Any]) -> str:
     causes = cell["diagnosis"]
     if causes:
         first = causes[0]
-        share = "" if first.get("share") is None else f" ({first['share']:.0%} of TTFT)"
+        share = f" ({share_of_ttft(first)})" if share_of_ttft(first) else ""
         return f"{text}; {first['cause']}{share}: {_first_sentence(first['advice'])}"
     unknown = cell.get("ttft_split_ms", {}).get("unexplained", 0.0)
     if mean and unknown > UNKNOWN_SHARE * mean and unknown > UNKNOWN_MS:
@@ -97,20 +101,35 @@ def _ms(value: float) -> str:
     return f"{value:,.0f}" if abs(value) >= 10 else f"{value:.1f}"
 
 
-def run_verdict(cells: Sequence[Mapping[str, Any]], simulated: bool) -> str:
+def run_verdict(
+    cells: Sequence[Mapping[str, Any]],
+    simulated: bool,
+    plan: Mapping[str, Any] | None = None,
+    interrupted: bool = False,
+) -> str:
     """How many cells are valid, and the first thing to change at the most telling one."""
     prefix = "SIMULATED. " if simulated else ""
+    prefix += f"{interruption(plan or {}, cells)} " if interrupted else ""
     if not cells:
         return prefix + "No cell was measured."
-    void = [cell for cell in cells if is_void(cell)]
-    valid = [cell for cell in cells if not is_void(cell)]
+    several = len({cell.get("target") for cell in (*cells, *((plan or {}).get("cells") or []))}) > 1
+    # What an interruption cut off says nothing about the servers, as long as anything else was measured.
+    judged = [cell for cell in cells if not is_cut(cell)] or cells
+    void = [cell for cell in judged if is_void(cell)]
+    valid = [cell for cell in judged if not is_void(cell)]
     if void:
-        counted = f"{len(valid)} of {len(cells)} cells are valid" if valid else "No cell is valid"
-        return f"{prefix}{counted}; {min(void, key=_tells)['verdict']}"
+        are = "is" if len(valid) == 1 else "are"
+        said = f"{len(valid):,} of {counted(len(judged), 'cell')} {are} valid" if valid else "No cell is valid"
+        return followable(f"{prefix}{said}; {_named(min(void, key=_tells), several)}", simulated)
     named = [cell for cell in valid if cell["diagnosis"]]
     telling = max(named or valid, key=_share if named else _load)
-    counted = f"All {len(valid)} cells are valid" if len(valid) > 1 else "The cell is valid"
-    return f"{prefix}{counted}; {'' if named else 'the busiest, '}{telling['verdict']}"
+    said = f"All {len(valid):,} cells are valid" if len(valid) > 1 else "The cell is valid"
+    return f"{prefix}{said}; {'' if named or len(valid) == 1 else 'the busiest, '}{_named(telling, several)}"
+
+
+def _named(cell: Mapping[str, Any], several: bool) -> str:
+    """The cell's verdict, with its target in front where the run has several."""
+    return place(cell, target=several).removesuffix(place(cell)) + str(cell["verdict"])
 
 
 def _tells(cell: Mapping[str, Any]) -> tuple[int, float, float]:
@@ -127,7 +146,8 @@ def _share(cell: Mapping[str, Any]) -> float:
 
 
 def is_void(cell: Mapping[str, Any]) -> bool:
-    return any(v["severity"] == "void" for v in cell["validity"]) or not cell.get("completed")
+    """No result: void, without an answer, or cut short by an interruption."""
+    return any(v["severity"] == "void" for v in cell["validity"]) or not cell.get("completed") or is_cut(cell)
 
 
 def _load(cell: Mapping[str, Any]) -> tuple[float, float]:

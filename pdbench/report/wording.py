@@ -16,6 +16,11 @@ _ESCAPE_SEQUENCE = re.compile(
     r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)?|[@-Z\\-_])|\x9b[0-?]*[ -/]*[@-~]"
 )
 
+TOO_FEW = "too-few-requests"
+INTERRUPTED = "interrupted"
+_OWN_HOST = re.compile(r"(?:Run|Move) pdbench (?:on|to) a host of its own(?:, or lower the rate)?\.")
+_BUSY_HERE = "This machine was busy: close what else runs, then repeat."  # where servers and client must share it
+
 # The disjoint parts of the TTFT split, in the order in which a request meets them, and what readers call them.
 SPLIT_PARTS = {
     "proxy": "proxy and network",
@@ -81,10 +86,15 @@ def load_unit(cell: CellSummary) -> str:
     return "streams, closed loop" if loop(cell) == "closed" else "req/s"
 
 
-def place(cell: CellSummary, *, target: bool = False) -> str:
+def place(cell: CellSummary, target: bool = False) -> str:
     """`8 req/s x 16,384 tokens`, with the target in front where a run has several."""
     name = f"{short(load(cell))} {load_unit(cell)} x {number_of_tokens(cell.get('prompt_len'))} tokens"
     return f"{clean(cell.get('target', ''), 40)}: {name}" if target else name
+
+
+def counted(count: int, thing: str) -> str:
+    """`1 cell`, `1,200 cells`."""
+    return f"{count:,} {thing}{'' if count == 1 else 's'}"
 
 
 def number_of_tokens(count: float | None) -> str:
@@ -93,14 +103,65 @@ def number_of_tokens(count: float | None) -> str:
 
 def sentence(summary: Summary) -> str:
     """The run's verdict, without the word that the views put in front of it themselves."""
-    return clean(summary.get("verdict") or "", 2000).removeprefix("SIMULATED. ")
+    said = clean(summary.get("verdict") or "", 2000).removeprefix("SIMULATED. ")
+    if not summary.get("interrupted") or said.startswith("Interrupted"):
+        return said
+    return f"{interruption(summary.get('plan') or {}, summary.get('cells') or [])} {said}".strip()
+
+
+def interruption(plan: Mapping[str, Any], cells: Sequence[CellSummary]) -> str:
+    """`Interrupted after 3 of 8 cells.`; every repeat of a cell counts."""
+    done = 0
+    for cell in cells:
+        states = [repeat.get("state", "done") for repeat in cell.get("repeats") or []] or [cell.get("state", "done")]
+        done += states.count("done")
+    planned = len(plan.get("cells") or []) * int(plan.get("repeats") or 1)
+    of = f"{done} of {counted(planned, 'cell')}" if planned else counted(done, "cell")
+    return f"Interrupted after {of}."
+
+
+def cut_short(cell: CellSummary) -> str:
+    """What an interrupted cell has: `cut short: 6 of 11 answered`."""
+    answered, sent = cell.get("completed") or 0, cell.get("sent")
+    if not answered:
+        return "cut short before any answer"
+    return f"cut short: {answered:,}{'' if sent is None else f' of {sent:,}'} answered"
 
 
 def cell_sentence(cell: CellSummary) -> str:
     """The cell's verdict without the cell's name, which the views write in their own way."""
     said = clean(cell.get("verdict") or "", 2000)
     head, colon, rest = said.partition(": ")
-    return rest if colon and " x " in head and head.startswith(short(load(cell))) else said
+    said = rest if colon and " x " in head and head.startswith(short(load(cell))) else said
+    return said if not is_cut(cell) or "cut short" in said else cut_short(cell) + "."
+
+
+def for_readers(summary: Summary) -> Summary:
+    """The summary with advice that can be followed: on a simulated run no client has a host of its own."""
+    return _rewritten(summary) if summary.get("simulated") else summary
+
+
+def followable(text: str, simulated: bool) -> str:
+    return _OWN_HOST.sub(_BUSY_HERE, text) if simulated else text
+
+
+def _rewritten(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {key: _rewritten(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_rewritten(item) for item in value]
+    return followable(value, True) if isinstance(value, str) else value
+
+
+def evidence(cause: Mapping[str, Any]) -> str:
+    """The evidence of a cause, without the advice that its flag gave with it: a cause has its own."""
+    return _OWN_HOST.sub("", listed(cause.get("evidence", ""))).replace(_BUSY_HERE, "").strip()
+
+
+def share_of_ttft(cause: Mapping[str, Any]) -> str:
+    """`86% of TTFT`; empty where it is not known, and for the client: what it spoils is more than what it takes."""
+    share = cause.get("share")
+    return "" if share is None or cause.get("cause") == "client" else f"{percent(share)} of TTFT"
 
 
 def new_advice(cause: Mapping[str, Any], said: str) -> str:
@@ -111,7 +172,15 @@ def new_advice(cause: Mapping[str, Any], said: str) -> str:
 
 def targets(summary: Summary) -> list[str]:
     """Names of the targets in the order in which they were given."""
-    return list(dict.fromkeys(str(cell.get("target", "")) for cell in summary.get("cells") or []))
+    cells: Sequence[CellSummary] = summary.get("cells") or []
+    named = [*(summary.get("targets") or []), *(cell.get("target", "") for cell in cells)]
+    return list(dict.fromkeys(str(name) for name in named if name is not None))
+
+
+def slos(summary: Summary) -> str:
+    """`TTFT <= 2,000 ms and TPOT <= 30 ms`: what a request must meet to be good."""
+    limits: Mapping[str, Any] = (summary.get("plan") or {}).get("goodput_ms") or {}
+    return " and ".join(f"{clean(name, 20).upper()} <= {short(float(limit))} ms" for name, limit in limits.items())
 
 
 def flags(cell: CellSummary, severity: str | None = None) -> list[Mapping[str, Any]]:
@@ -119,30 +188,50 @@ def flags(cell: CellSummary, severity: str | None = None) -> list[Mapping[str, A
     return [flag for flag in found if severity is None or flag.get("severity") == severity]
 
 
-def notes(cells: Sequence[CellSummary]) -> list[tuple[str, str]]:
+def notes(cells: Sequence[CellSummary], target: bool = False) -> list[tuple[str, str]]:
     """The remarks of all cells as (where, what); those that differ in their numbers only are said once."""
     found: dict[str, list[tuple[CellSummary, str]]] = {}
     for cell in cells:
         for note in cell.get("notes") or []:
             said = clean(note)
             found.setdefault(re.sub(r"[\d.,]+", "#", said), []).append((cell, said))
-    return [(which(len(some), len(cells), some[0][0]), some[0][1]) for some in found.values()]
+    return [(which(len(some), len(cells), some[0][0], target), some[0][1]) for some in found.values()]
 
 
-def which(concerned: int, of: int, first: CellSummary) -> str:
+def which(concerned: int, of: int, first: CellSummary, target: bool = False) -> str:
     """`every cell, such as 8 req/s x 512 tokens`."""
     if concerned == 1:
-        return place(first)
-    return f"{'every cell' if concerned == of else f'{concerned} cells'}, such as {place(first)}"
+        return place(first, target)
+    return f"{'every cell' if concerned == of else counted(concerned, 'cell')}, such as {place(first, target)}"
 
 
 def verdict_mark(cell: CellSummary) -> str:
-    """`void`, `warn`, `none` (no request was answered) or `ok`."""
+    """`cut` (interrupted), `void`, `none` (no request was answered), `warn`, `few` or `ok`.
+
+    `few` is a good cell whose only flag is that some percentile lacks requests: nearly every short run has it.
+    """
+    if is_cut(cell):
+        return "cut"
     if flags(cell, "void"):
         return "void"
     if not cell.get("completed"):
         return "none"
-    return "warn" if flags(cell, "warn") else "ok"
+    codes = {flag.get("code") for flag in flags(cell, "warn")}
+    return "few" if codes == {TOO_FEW} else "warn" if codes else "ok"
+
+
+def is_cut(cell: CellSummary) -> bool:
+    return bool(cell.get("state") == INTERRUPTED)
+
+
+def is_unsound(cell: CellSummary) -> bool:
+    """Void or cut short: its latencies are no result, and no view may show them as one."""
+    return verdict_mark(cell) in ("void", "cut")
+
+
+def why_unsound(cell: CellSummary) -> str:
+    """The void codes, or how far an interrupted cell came."""
+    return ", ".join(filter(None, [cut_short(cell) if is_cut(cell) else "", void_codes(cell)]))
 
 
 def void_codes(cell: CellSummary) -> str:
@@ -174,7 +263,7 @@ def interval(cell: CellSummary, quantile: str, metric: str) -> tuple[float | Non
 
 def highest_percentile(cells: Sequence[CellSummary], metric: str) -> str:
     """p99, or the highest below it that a sound cell (a void one, where there is no other) has enough requests for."""
-    sound = [cell for cell in cells if verdict_mark(cell) != "void"] or cells
+    sound = [cell for cell in cells if not is_unsound(cell)] or cells
     known = (q for q in ("p99", "p90", "p50") if any(statistic(cell, q, metric) is not None for cell in sound))
     return next(known, "p99")
 
@@ -182,7 +271,7 @@ def highest_percentile(cells: Sequence[CellSummary], metric: str) -> str:
 def why_not_p99(cells: Sequence[CellSummary], metric: str) -> str:
     """Why a lower percentile than p99 is shown; empty where p99 is."""
     needs = [n for cell in cells if (n := needed_requests(cell, "p99", metric)) is not None]
-    return f"p99 takes {max(needs)} requests" if needs and highest_percentile(cells, metric) != "p99" else ""
+    return f"p99 takes {max(needs):,} requests" if needs and highest_percentile(cells, metric) != "p99" else ""
 
 
 def split(cell: CellSummary) -> dict[str, float]:

@@ -11,7 +11,7 @@ import statistics
 import threading
 import time
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from types import TracebackType
 from typing import Any
 
@@ -117,23 +117,33 @@ class Live:
         waiting = self._sum("waiting", "decode", "colocated")
         if waiting is not None:
             self.seen.waiting.append(waiting)
-            self.seen.waiting_max = max(waiting, self.seen.waiting_max or 0)
+            # As in the report, the maximum is over the time of sending, where the plan says how long that is.
+            if not (ends := self.expected_s[self.turn]) or time.monotonic() - self.cell_started_s <= ends:
+                self.seen.waiting_max = max(waiting, self.seen.waiting_max or 0)
         self._news.set()
 
     def cell_ended(self, cell: Cell, repeat: int) -> None:
         self.took_s[self.turn] = time.monotonic() - self.cell_started_s
         seen = self.seen
-        parts = [f"{seen.ok} answered" + (f", {seen.failed} not" if seen.failed else "")]
+        parts = [f"{seen.ok:,} ok" + (f", {seen.failed:,} not" if seen.failed else "")]
         if seen.ttft_ms:
-            parts.append(f"TTFT median {_ms(statistics.median(seen.ttft_ms))}")
+            parts.append(f"TTFT p50 {_ms(statistics.median(seen.ttft_ms))}")
         if seen.tpot_ms:
-            parts.append(f"TPOT median {_ms(statistics.median(seen.tpot_ms))}")
+            parts.append(f"TPOT p50 {_ms(statistics.median(seen.tpot_ms))}")
         if seen.waiting_max is not None:
-            parts.append(f"decode waiting max {seen.waiting_max:g}")
-        self._line(f"{self._where(cell, repeat)}: {'; '.join(parts)}")
+            drain = "" if self.expected_s[self.turn] else " to the last answer"
+            parts.append(f"waiting <= {seen.waiting_max:,g}{drain}")
+        again = f", repeat {repeat + 1}" if self.plan.repeats > 1 else ""
+        name = cell_name(cell, target=len(self.deployments) > 1).removesuffix(" tokens")
+        self._line(f"{self.turn + 1}/{len(self.turns)}  {name}{again}: ", parts)
 
-    def _line(self, text: str) -> None:
-        self.console.print(Text(text), soft_wrap=True)
+    def _line(self, head: str, parts: Sequence[str] = ()) -> None:
+        """One line. On a terminal it gives up its last parts where it does not fit, and wraps between words."""
+        narrow = self._view is not None
+        kept = list(parts)
+        while narrow and len(kept) > 2 and len(head + ", ".join(kept)) > self.console.width:
+            kept.pop()
+        self.console.print(Text(head + ", ".join(kept)), soft_wrap=not narrow)
 
     def _where(self, cell: Cell, repeat: int) -> str:
         name = cell_name(cell, target=len(self.deployments) > 1)
@@ -161,14 +171,14 @@ class Live:
         cell, repeat = self.turns[self.turn]
         seen, elapsed = self.seen, now_s - self.cell_started_s
         expected = self.expected_s[self.turn]
-        answered = f"{seen.ok} answered" + (f" of {self.planned}" if self.planned else "")
+        answered = f"{seen.ok:,} answered" + (f" of {self.planned:,}" if self.planned else "")
         lines = [self._where(cell, repeat)]
         sending = f" of {expected:.0f} s" if expected and elapsed <= expected else ", last answers" if expected else ""
         span = f"{elapsed:.0f} s{sending}"
         bar = _bar(elapsed / expected) + "  " if expected else ""
         left = self._left_s(elapsed)
         lines.append(_labelled("progress", f"{bar}{span}  {_left(left)}"))
-        lines.append(_labelled("requests", answered + (f"  {seen.failed} not answered" if seen.failed else "")))
+        lines.append(_labelled("requests", answered + (f"  {seen.failed:,} not answered" if seen.failed else "")))
         for name, values in (("TTFT", seen.ttft_ms), ("TPOT", seen.tpot_ms)):
             recent = values[-RECENT:]
             text = f"{_ms(statistics.median(recent)):>9} median of the last {len(recent)}" if recent else "none yet"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import re
 import time
 
 import pytest
@@ -51,8 +52,38 @@ def test_no_terminal_gets_a_line_at_the_start_and_the_end_of_a_cell():
         view.cell_ended(plan.cells[1], 0)
     start, end = file.getvalue().splitlines()
     assert start == "cell 2 of 2: 4 req/s x 1,024 tokens, about 60 s"
-    numbers = "10 answered, 1 not; TTFT median 50 ms; TPOT median 10 ms; decode waiting max 3"
-    assert end == f"cell 2 of 2: 4 req/s x 1,024 tokens: {numbers}"
+    assert end == "2/2  4 req/s x 1,024: 10 ok, 1 not, TTFT p50 50 ms, TPOT p50 10 ms, waiting <= 3"
+
+
+@pytest.mark.parametrize("width", [60, 80])
+@pytest.mark.parametrize("plan", [plan_of(), plan_of(repeats=2), plan_of(rates=(), concurrencies=(128, 256))])
+def test_on_a_terminal_the_line_of_a_finished_cell_breaks_no_word(plan, width):
+    view, file = live(plan, force_terminal=True)
+    view.console.width = width
+    with view:
+        view.cell_started(plan.cells[1], 0, 40)
+        for index in range(1234):
+            view.row(row(index, ttft_s=0.471))
+        view.row(row(11, "timeout"))
+        view.gauges(SERVERS)
+        view.cell_ended(plan.cells[1], 0)
+    shown = [re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", line).strip() for line in re.split(r"[\r\n]+", file.getvalue())]
+    at = next(i for i, line in enumerate(shown) if line.startswith("2/"))
+    end = f"{shown[at]} {shown[at + 1]}".strip()
+    assert all(len(line) <= width for line in shown)
+    assert "1,234 ok, 1 not, TTFT p50 471 ms" in end
+
+
+def test_what_waits_after_the_last_send_does_not_count():
+    plan = plan_of()
+    view, file = live(plan)
+    with view:
+        view.cell_started(plan.cells[1], 0, 40)
+        view.gauges(SERVERS)
+        view.cell_started_s -= 61
+        view.gauges({("t", "decode-0"): {"role": "decode", "running": 5, "waiting": 30}})
+        view.cell_ended(plan.cells[1], 0)
+    assert "waiting <= 3\n" in file.getvalue()
 
 
 def test_the_picture_says_where_it_stands():
