@@ -212,7 +212,7 @@ NUMBERS = (
 
 # In report.html what decides stands left: what a narrow screen cuts off is the rest. The requests that a percentile
 # would need are said once below, not in each row.
-_LAST_IN_HTML = (("waiting", "mean/max"), ("TTFT", "p90"), ("E2EL", "p99"))
+_LAST_IN_HTML = (("TTFT", "p90"), ("E2EL", "p99"))
 _SHORT_IN_HTML = (("TTFT", "p90"), ("TTFT", "p99"))
 IN_HTML = tuple(
     replace(column, forms=column.forms[-1:]) if column.head in _SHORT_IN_HTML else column

@@ -73,6 +73,7 @@ class Live:
         self._view: RichLive | None = None
         self._news = threading.Event()
         self._stop = threading.Event()
+        self._pen = threading.Lock()  # rich lets a line land behind a picture that another thread is still writing
         self._thread: threading.Thread | None = None
 
     def __enter__(self) -> Live:
@@ -143,7 +144,8 @@ class Live:
         kept = list(parts)
         while narrow and len(kept) > 2 and len(head + ", ".join(kept)) > self.console.width:
             kept.pop()
-        self.console.print(Text(head + ", ".join(kept)), soft_wrap=not narrow)
+        with self._pen:
+            self.console.print(Text(head + ", ".join(kept)), soft_wrap=not narrow)
 
     def _where(self, cell: Cell, repeat: int) -> str:
         name = cell_name(cell, target=len(self.deployments) > 1)
@@ -163,7 +165,8 @@ class Live:
             if self._view is not None and self.turn >= 0:
                 width = self.console.width
                 lines = [line[: width - 1] for line in self.lines(time.monotonic())]
-                self._view.update(Text("\n".join(lines), no_wrap=True, overflow="crop"), refresh=True)
+                with self._pen:
+                    self._view.update(Text("\n".join(lines), no_wrap=True, overflow="crop"), refresh=True)
             self._stop.wait(1 / DRAWS_A_SECOND)
 
     def lines(self, now_s: float) -> list[str]:

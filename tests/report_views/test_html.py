@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import re
 from html.parser import HTMLParser
@@ -10,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pdbench.report import html, series
+from pdbench.report import html, series, time_figures
 from pdbench.report.figures import plain
 from pdbench.report.markup import Markup, script_json, tag
 from pdbench.report.series import Line, thinned
@@ -214,3 +215,28 @@ def test_markup_escapes_all_but_itself():
 def test_plotly_gets_no_markup_and_no_template():
     assert not set(plain("<a href='x'>%{y}</a>")) & set("<>")
     assert "%{" not in plain("%{y}")
+
+
+def test_gaps_of_one_read_are_left_of_the_axis_and_counted(tmp_path):
+    summary = grid_summary(rates=(1,), lens=(1024,))
+    run = run_of(tmp_path / "run", summary, requests_a_cell=10, metrics=False)
+    found = series.gap_curves(run)
+    curve = dataclasses.replace(found[0], ms=np.maximum(found[0].ms * 1e-3, 1e-3), in_one_read=0.25)
+    (figure,) = time_figures.gap_figures({0: curve}, summary["cells"])
+    assert 10 ** figure.document["layout"]["xaxis"]["range"][0] >= 0.0999
+    assert "25.0% of them are below 0.1 ms" in figure.note
+    gaps = np.concatenate([np.diff(np.asarray(o)) * 1000 for o in run.table("chunks")["offset_s"]])
+    assert found[0].in_one_read == (gaps < 0.1).mean()
+
+
+def test_the_title_says_what_was_measured_and_when(tmp_path):
+    page = page_of(tmp_path, grid_summary(targets=("default",)))
+    assert "<title>SIMULATED \u00b7 pdbench \u00b7 qwen3-32b \u00b7 pull \u00b7 2026-09-21</title>" in page
+    assert "good: TTFT &lt;= 2,000 ms and TPOT &lt;= 30 ms." in page
+
+
+def test_with_several_targets_every_row_names_its_target(tmp_path):
+    page = page_of(tmp_path, grid_summary(targets=("pull", "push")))
+    rows = [row for row in re.findall("<tr.*?</tr>", page) if re.search('scope="row">#', row)]
+    assert len(rows) > 24
+    assert all("pull" in row or "push" in row for row in rows)

@@ -67,7 +67,7 @@ def test_on_a_terminal_the_line_of_a_finished_cell_breaks_no_word(plan, width):
         view.row(row(11, "timeout"))
         view.gauges(SERVERS)
         view.cell_ended(plan.cells[1], 0)
-    shown = [re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", line).strip() for line in re.split(r"[\r\n]+", file.getvalue())]
+    shown = [line.strip() for line in re.split(r"(?:\x1b\[[0-9;?]*[A-Za-z]|[\r\n])+", file.getvalue())]
     at = next(i for i, line in enumerate(shown) if line.startswith("2/"))
     end = f"{shown[at]} {shown[at + 1]}".strip()
     assert all(len(line) <= width for line in shown)

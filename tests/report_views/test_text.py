@@ -9,6 +9,7 @@ import pytest
 from rich.console import Console
 
 from pdbench.report.text import print_summary
+from pdbench.report.verdict import cell_verdict, run_verdict
 from tests.report_views.made_run import bare_summary, cell_summary, grid_summary
 
 HOSTILE = "\x1b[2J\x1b]0;title\x07evil\x1b[31m\r\n\u202e\x9b5n name"
@@ -129,3 +130,106 @@ def test_a_terminal_without_unicode_gets_letters():
     print_summary({**grid_summary(), "verdict": "x \u2192 y"}, Console(file=file, width=160))
     file.flush()
     assert b"+-4%" in raw.getvalue()
+
+
+def test_the_verdict_is_the_last_block_and_said_once():
+    summary = grid_summary()
+    lines = lines_of(summary)
+    last = max(i for i, line in enumerate(lines) if not line)
+    said = " ".join(lines[last + 1 :])
+    assert said == f"SIMULATED. {summary['verdict']}"
+    assert " ".join(lines).count(summary["verdict"]) == 1
+
+
+def test_with_several_targets_each_name_has_its_target():
+    summary = grid_summary(rates=(8,), lens=(1024, 16384), targets=("pull", "push"))
+    flag = {"code": "metrics-missing", "severity": "warn", "evidence": "kv_fetch_stage"}
+    for cell in summary["cells"]:
+        cell["validity"] = [*cell["validity"], flag]
+        cell["notes"] = ["A remark."]
+    for width in (60, 80, 160):
+        text = shown(summary, width)
+        named = [line for line in text.splitlines() if "req/s x" in line]
+        assert named and all("pull: 8" in line or "push: 8" in line for line in named)
+        rows = [line for line in text.splitlines() if line[:4].strip() in ("VOID", "warn") and "req/s" not in line]
+        assert all(re.match("(VOID|warn) +(pull|push|[a-z-]+ [(])", line) for line in rows)
+    summary["targets"] = ["a-long-name-of-a-target-1", "a-long-name-of-a-target-2"]
+    for cell in summary["cells"]:
+        cell["target"] = summary["targets"][cell["cell"] % 2]
+    assert "t2: a-long-name-of-a-target-2" in shown(summary)
+
+
+def saturated(**changes: object) -> dict:
+    """One cell that the client spoilt, as the report judges it."""
+    found = "sends were up to 88 ms late (p99; limit 20 ms)."
+    text = f"{found} Run pdbench on a host of its own, or lower the rate."
+    cell = cell_summary(0, 4, 16384, validity=[{"code": "client-saturated", "severity": "void", "evidence": text}])
+    cause = {"cause": "client", "share": 0.002, "evidence": text, "advice": "Move pdbench to a host of its own."}
+    cell |= {"diagnosis": [cause], **changes}
+    cell["verdict"] = cell_verdict(cell)
+    return cell
+
+
+@pytest.mark.parametrize("simulated", [True, False])
+def test_a_client_that_was_too_slow_is_said_once_without_a_share(simulated):
+    cells = [saturated(), saturated(cell=1, request_rate=8.0)]
+    verdict = run_verdict(cells, simulated)
+    text = " ".join(shown({**grid_summary(), "simulated": simulated, "cells": cells, "verdict": verdict}).split())
+    assert text.count("88 ms late") == 1  # of both cells the same
+    assert "0% of TTFT" not in text
+    assert ("This machine was busy: close what else runs" in text) == simulated
+    assert ("host of its own" in text) != simulated
+
+
+def test_too_few_requests_alone_is_no_warning():
+    few = {"code": "too-few-requests", "severity": "warn", "evidence": "28 requests"}
+    summary = grid_summary(rates=(1,))
+    for cell in summary["cells"]:
+        cell["validity"] = [few]
+    text = shown(summary)
+    assert "warn" not in text and "ok*  too-few-requests" in text and "ok*: good, with too few" in text
+    summary["cells"][0]["validity"] = [few, {"code": "stall", "severity": "warn", "evidence": "x"}]
+    assert "warn" in shown(summary)
+
+
+def test_the_legend_names_slos_and_slots_that_are_not_known():
+    summary = grid_summary(rates=(1,))
+    for cell in summary["cells"]:
+        del cell["slots"]["available"]
+    text = shown(summary, 100)
+    assert "good: TTFT <= 2,000 ms and TPOT <= 30 ms" in text
+    assert "/?" in text and "?: slots not known: --max-num-seqs" in text
+
+
+def test_an_interrupted_run_says_how_far_it_came():
+    summary = grid_summary(rates=(1, 2), lens=(1024,))
+    last = summary["cells"][1]
+    last |= {"state": "interrupted", "completed": 6, "sent": 11}
+    last["verdict"] = cell_verdict(last)
+    plan = {"repeats": 2, "cells": [{"cell": i, "target": "testbed"} for i in range(4)]}
+    summary |= {"interrupted": True, "plan": plan}
+    judged = run_verdict(summary["cells"], True, plan, True)
+    assert judged.startswith("SIMULATED. Interrupted after 1 of 8 cells. The cell is valid; 1 req/s fits")
+    for verdict in (judged, "All fits."):  # a summary from before says it all the same
+        text = " ".join(shown({**summary, "verdict": verdict}).split())
+        assert text.count("Interrupted after 1 of 8 cells.") == 1
+        assert "cut 2 req/s x 1,024 tokens: cut short: 6 of 11 answered." in text
+    assert run_verdict([last], False, plan, True).startswith(
+        "Interrupted after 0 of 8 cells. No cell is valid; 2 req/s"
+    )
+    none = cell_summary(0, 2, 1024, completed=0, cancelled=4)
+    assert cell_verdict(none) == "2 req/s x 1,024 tokens: cut short before any answer."
+
+
+@pytest.mark.parametrize("valid", [0, 1, 2])
+def test_one_cell_is_and_two_are(valid):
+    cells = [saturated(cell=i) if i >= valid else cell_summary(i, 1, 1024) for i in range(3)]
+    begin = {0: "No cell is valid; ", 1: "1 of 3 cells is valid; ", 2: "2 of 3 cells are valid; "}[valid]
+    verdict = run_verdict(cells, False)
+    assert verdict.startswith(begin + "4 req/s x 16,384 tokens: void (client-saturated): ")
+    assert verdict.count(". ") == 1
+
+
+def test_with_several_targets_the_verdict_of_the_run_names_the_target():
+    cells = [cell_summary(0, 1, 1024, "pull"), saturated(cell=1, target="push")]
+    assert "; push: 4 req/s x 16,384 tokens: void" in run_verdict(cells, False)
