@@ -55,6 +55,7 @@ LOADS = [
     Load("16 streams x 2", None, 16, 4000, 2, 5, 2),
     Load("64 streams", None, 64, 192, 128),
     Load("256 streams", None, 256, 512, 128),
+    Load("1024 streams", None, 1024, 1024, 64),
 ]
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
 
 import numpy as np
 
@@ -27,6 +28,7 @@ CLIENT_LATE_MS = 20.0
 CLIENT_LATE_SHARE = 0.05
 CLIENT_CPU_SHARE = 0.9  # of one core: beyond, the loop queues its own work
 CLIENT_ITL_SHARE = 0.5  # loop lag p99 beyond this share of TPOT (and 5 ms) shows in ITL percentiles
+SHARED_READS_SHARE = 0.005  # reads with several token events: two gaps each are wrong, p99 is what 1 % of them say
 CLIENT_ITL_LAG_MS = 5.0
 
 STALL_S = 2.0
@@ -96,8 +98,24 @@ def _client_saturated(cell: Measured) -> Iterator[Finding]:
         yield Finding("client-saturated", VOID, "; ".join(reasons) + advice)
         return
     tpot = cell.answers.mean(cell.answers.tpot_ms)
+    stamps = client.get("stamps") or {}
+    if stamps.get("kernel") and not stamps.get("user"):
+        yield from _shared_stamps(client, tpot)
+        return
     if lag is not None and tpot is not None and lag > max(CLIENT_ITL_LAG_MS, CLIENT_ITL_SHARE * tpot):
         text = f"the client's loop woke {lag:.1f} ms late (p99) against a TPOT of {tpot:.1f} ms: p99 ITL may be our own"
+        yield Finding("client-saturated", WARN, text + ". Run pdbench on a host of its own.")
+
+
+def _shared_stamps(client: Mapping[str, Any], tpot: float | None) -> Iterator[Finding]:
+    """The kernel's stamps don't wait for us, but events that it merged before we came have one between them. Where we
+    came in time, the server sent them together."""
+    share, lag = client.get("shared_reads_share"), client.get("kernel_to_user_p99_ms")
+    if share is None or lag is None or tpot is None:
+        return
+    if share > SHARED_READS_SHARE and lag > CLIENT_ITL_SHARE * tpot:
+        text = f"{share:.1%} of the reads brought several token events with one stamp between them, and reads came "
+        text += f"{lag:.1f} ms after the kernel's stamp (p99) against a TPOT of {tpot:.1f} ms: p99 ITL may be our own"
         yield Finding("client-saturated", WARN, text + ". Run pdbench on a host of its own.")
 
 

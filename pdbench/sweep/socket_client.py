@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import select
 import socket
+import time
 from array import array
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -143,8 +144,9 @@ class SocketClient:
     def ended(self, raw: RawAnswer) -> None:
         """Check the clock once more, so that no stamp of this answer is later than the last check; then count."""
         self.clock.sample()
-        if self.clock.in_doubt(raw.sent_ns, raw.done_ns or raw.sent_ns):
-            self._distrust(raw)
+        now_ns = time.monotonic_ns()
+        if self.clock.in_doubt(raw.sent_ns, now_ns):
+            self._distrust(raw, now_ns)
         user = raw.lags_ns.count(USER_STAMP)
         self._reads["user"] += user
         self._reads["kernel"] += len(raw.lags_ns) - user
@@ -155,10 +157,13 @@ class SocketClient:
             self._connects_ns.append(took_ns)
             self._slowest_ns = max(self._slowest_ns, took_ns)
 
-    def _distrust(self, raw: RawAnswer) -> None:
+    def _distrust(self, raw: RawAnswer, now_ns: int) -> None:
         """Where the wall clock stepped nobody knows to which side of the step a kernel stamp belongs: take our own."""
         for place, ((stamp_ns, data), lag_ns) in enumerate(zip(raw.reads, raw.lags_ns, strict=True)):
             read_ns = stamp_ns + lag_ns
             if lag_ns != USER_STAMP and self.clock.in_doubt(read_ns, read_ns + 1):
                 raw.reads[place] = (read_ns, data)
                 raw.lags_ns[place] = USER_STAMP
+        raw.done_ns = now_ns
+        if raw.reads:
+            raw.first_byte_ns = raw.reads[0][0]

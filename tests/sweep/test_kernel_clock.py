@@ -7,7 +7,7 @@ from array import array
 
 import pytest
 
-from pdbench.sweep import kernel_clock
+from pdbench.sweep import exchange, kernel_clock
 from pdbench.sweep.client import USER_STAMP
 from pdbench.sweep.kernel_clock import KernelClock, LagHistogram
 from tests.sweep.scripted import CHUNKED, DONE, FINISH, TOKEN, ask, chunk, request_of, scripted
@@ -61,33 +61,49 @@ def test_a_sample_that_took_long_proves_nothing(monkeypatch):
     assert clock.steps == 0 and clock.offset_ns == offset_ns
 
 
-def test_stamps_near_a_step_are_our_own(monkeypatch):
-    """The kernel's stamps go back by an hour in the middle of a stream."""
+@pytest.mark.parametrize("step_s", [3600, -3600])
+def test_stamps_around_a_step_are_right(monkeypatch, step_s):
+    """The wall clock is set by an hour in the middle of a stream, and with it the kernel's stamps."""
+    wrote_ns = []
 
-    def steps(conn):
+    def answers(conn):
         request_of(conn)
-        conn.sendall(CHUNKED + chunk(TOKEN))
-        time.sleep(0.5)
-        conn.sendall(chunk(TOKEN))
-        time.sleep(0.5)
-        conn.sendall(chunk(TOKEN + FINISH + DONE) + b"0\r\n\r\n")
+        conn.sendall(CHUNKED)
+        for _ in range(10):
+            time.sleep(0.1)
+            wrote_ns.append(time.monotonic_ns())
+            conn.sendall(chunk(TOKEN))
+        conn.sendall(chunk(FINISH + DONE) + b"0\r\n\r\n")
 
-    real = time.time_ns
     begun = time.monotonic()
+    real_ns = time.time_ns
+    timespec = exchange._TIMESPEC
 
-    class Stepped:
+    def step() -> int:
+        return step_s if time.monotonic() - begun > 0.73 else 0
+
+    class SteppedClock:
         monotonic_ns = staticmethod(time.monotonic_ns)
 
         @staticmethod
-        def time_ns() -> int:  # what is compared with stamps that do not step: as if they had, the other way
-            return real() + (3_600_000_000_000 if time.monotonic() - begun > 0.3 else 0)
+        def time_ns() -> int:
+            return real_ns() + step() * 10**9
 
-    with scripted(steps) as url:
-        monkeypatch.setattr(kernel_clock, "time", Stepped)
+    class SteppedStamps:
+        @staticmethod
+        def unpack(data: bytes) -> tuple[int, int]:
+            seconds, ns = timespec.unpack(data)
+            return seconds + step(), ns
+
+    with scripted(answers) as url:
+        monkeypatch.setattr(kernel_clock, "time", SteppedClock)
+        monkeypatch.setattr(exchange, "_TIMESPEC", SteppedStamps)
         row, raw, health = ask(url)
-    assert row.status == "ok" and health["offset_steps"] == 1
-    assert row.first_token_s is not None and row.sent_s is not None and 0 < row.first_token_s - row.sent_s < 0.2
-    assert raw.stamp in ("kernel", "user")
+    assert row.status == "ok" and health["offset_steps"] == 1 and row.stamp == "user"
+    assert health["stamps"]["kernel"] > health["stamps"]["user"] > 0
+    stamps = [stamp_ns for stamp_ns, _ in raw.reads][:10]
+    assert all(0 < ours - theirs < 50_000_000 for ours, theirs in zip(stamps, wrote_ns, strict=True))
+    assert 0.9 < row.done_s - row.sent_s < 3 and row.sent_s < row.first_byte_s <= row.first_token_s
 
 
 def test_percentiles_of_lags():
