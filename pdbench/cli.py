@@ -16,6 +16,8 @@ from pdbench.errors import CRASH_EXIT_CODE, Interrupted, PdbenchError
 VERBS = {
     "sweep": ("pdbench.sweep.command:sweep", "Measure: request rate x prompt length against a live deployment."),
     "report": ("pdbench.report.command:report", "Judge a run directory again: verdict, summary.json, report.html."),
+    "slots": ("pdbench.littles_law.slots_command:slots", "Decode slots: how many, how long a wait, how high a rate."),
+    "plan": ("pdbench.littles_law.plan_command:plan", "Plan: KV bytes, transfers, crossover, P:D ratio."),
     "testbed": ("pdbench.testbed.command:testbed", "Start a SIMULATED deployment on loopback to practise on."),
 }
 # Options that take several values in a row, as they do in vllm bench serve.
@@ -45,31 +47,34 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def spread(words: Sequence[str]) -> Iterator[str]:
     """`--goodput ttft:2000 tpot:30` as click wants it: the option's name before each value."""
-    option, mark = "", ""
-    for word in words:
-        if option and mark in word and not word.startswith("-"):
+    option = ""
+    for place, word in enumerate(words):
+        following = words[place + 1] if place + 1 < len(words) else ""
+        if option and SPREADING[option] in word and not word.startswith("-"):
             yield from (option, word)
             continue
-        option, mark = "", ""
-        if word in SPREADING:
-            option, mark = word, SPREADING[word]
-            continue
-        yield word
-    return
+        option = word if word in SPREADING and SPREADING[word] in following and not following.startswith("-") else ""
+        if not option:
+            yield word
 
 
 def _app(words: Sequence[str]) -> typer.Typer:
+    context = {"help_option_names": ["-h", "--help"]}
     app = typer.Typer(
         no_args_is_help=True,
         add_completion=False,
         pretty_exceptions_enable=False,
         rich_markup_mode=None,
-        context_settings={"help_option_names": ["-h", "--help"]},
+        context_settings=context,
     )
     app.callback(invoke_without_command=True)(_top)
     called = next((word for word in words if not word.startswith("-")), None)
     for verb, (where, summary) in VERBS.items():
-        app.command(verb, help=None if verb == called else summary)(_load(where) if verb == called else _placeholder)
+        loaded = _load(where) if verb == called else _placeholder
+        if isinstance(loaded, typer.Typer):
+            app.add_typer(loaded, name=verb, context_settings=context)
+        else:
+            app.command(verb, help=None if verb == called else summary)(loaded)
     return app
 
 
@@ -86,9 +91,19 @@ def _placeholder() -> None:
     """Stands for a verb that this command line does not call."""
 
 
-def _load(where: str) -> Callable[..., Any]:
+def _load(where: str) -> Callable[..., Any] | typer.Typer:
+    """The function of a verb, or the Typer of a verb with sub-verbs."""
     module, _, name = where.partition(":")
-    function: Callable[..., Any] = getattr(importlib.import_module(module), name)
+    loaded: Callable[..., Any] | typer.Typer = getattr(importlib.import_module(module), name)
+    if isinstance(loaded, typer.Typer):
+        for command in loaded.registered_commands:
+            command.callback = _guarded(command.callback) if command.callback else None
+        return loaded
+    return _guarded(loaded)
+
+
+def _guarded(function: Callable[..., Any]) -> Callable[..., Any]:
+    """`function`, whose Ctrl-C is an error of ours with its exit code."""
 
     @functools.wraps(function)
     def guarded(*args: Any, **kwargs: Any) -> Any:

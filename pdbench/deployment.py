@@ -221,7 +221,8 @@ def build(
         servers.append(Server(name, role, url, None if page == "none" else page, (slots or {}).get(name)))
     if {"proxy", "colocated"} <= {server.role for server in servers}:
         raise UsageError(
-            "--proxy and --server are two deployments.", "Compare them: --target pd=URL --target single=URL."
+            "--proxy and --server are two deployments.",
+            "Compare them: --target pd=PROXY_URL --target single=RECIPE.toml.",
         )
     if sum(server.role == "proxy" for server in servers) > 1:
         raise UsageError("One run sends to one proxy.", "Compare two of them: --target a=URL --target b=URL.")

@@ -41,11 +41,14 @@ class Recipe:
         """Deployment fields that the file gives."""
         return {k: self.document[k] for k in ("engine", "mode", "model", "link_gb_s") if k in self.document}
 
-    def deployment(self, target: str, key: str | None, **flags: Any) -> Deployment:
-        """The recipe's deployment; `flags` that are not None override what it says."""
+    def deployment(
+        self, target: str, key: str | None, urls: Sequence[tuple[str, str]] = (), **flags: Any
+    ) -> Deployment:
+        """The recipe's deployment; `urls` take the place of the servers of their roles, `flags` of what it says."""
         doc = self.document
-        entries: Sequence[Mapping[str, Any]] = doc.get("server", [])
-        urls = [(entry["role"], entry["url"]) for entry in entries]
+        given = {role for role, _ in urls}
+        entries: list[Mapping[str, Any]] = [entry for entry in doc.get("server", []) if entry["role"] not in given]
+        entries += [{"role": role, "url": url} for role, url in urls]
         pages: dict[str, str] = {}
         slots: dict[str, int] = {}
         seen: dict[str, int] = {}
@@ -59,7 +62,8 @@ class Recipe:
                 slots[name] = entry["max_num_seqs"]
         known = self.facts()
         known |= {k: v for k, v in flags.items() if v is not None}
-        built = build(target, urls, key=key, metrics_urls=pages, slots=slots, source=str(self.path), **known)
+        places = [(entry["role"], entry["url"]) for entry in entries]
+        built = build(target, places, key=key, metrics_urls=pages, slots=slots, source=str(self.path), **known)
         return with_slots(built, doc.get("max_num_seqs"), doc.get("prefill_max_num_seqs"), keep=True)
 
     def api_key(self) -> str | None:
@@ -150,7 +154,7 @@ def chosen(flags: TargetFlags, file: Recipe | None) -> list[Deployment]:
     key = api_key(flags.api_key_env, flags.api_key_file)
     if key is None and file is not None:
         key = file.api_key()
-    if flags.urls:
+    if flags.urls and not (flags.recipe and file):
         inherited = file.facts() if file is not None else {}
         built = build(
             "default", flags.urls, key=key, metrics_urls=_pages(flags), source="flags", **{**inherited, **flags.known}
@@ -158,7 +162,7 @@ def chosen(flags: TargetFlags, file: Recipe | None) -> list[Deployment]:
         if file is not None:
             built = with_slots(built, file.document.get("max_num_seqs"), file.document.get("prefill_max_num_seqs"))
     elif file is not None and file.has_servers:
-        built = file.deployment("default", key, **flags.known)
+        built = file.deployment("default", key, flags.urls, **flags.known)
     else:
         urls = [(role, f"http://127.0.0.1:{port}") for role, port in GUIDE_PORTS.items()]
         built = build("default", urls, key=key, source="default ports", **flags.known)

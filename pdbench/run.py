@@ -110,6 +110,7 @@ class Run:
             (path / "parts").mkdir()
         clock = {
             "source": "CLOCK_MONOTONIC",
+            "boot_id": _boot_id(),
             "origin_monotonic_ns": time.monotonic_ns(),
             "origin_unix_s": time.time(),
         }
@@ -142,7 +143,9 @@ class Run:
 
     @property
     def origin_ns(self) -> int:
-        return int(self.document["clock"]["origin_monotonic_ns"])
+        """Where the tables' times count from, on this boot's CLOCK_MONOTONIC."""
+        clock = self.document["clock"]
+        return int(clock.get("resumed", [clock])[-1]["origin_monotonic_ns"])
 
     def save(self) -> None:
         self.write_json("run.json", self.document)
@@ -186,7 +189,15 @@ class Run:
                 (self.path / folder).rmdir()
 
     def reopen(self) -> None:
-        """Make a finished run ready for more cells (`sweep --resume`): its tables become parts."""
+        """Make a finished run ready for more cells (`sweep --resume`): its tables become parts.
+
+        After a reboot the clock has begun again; times then go on behind those that the run has.
+        """
+        clock = self.document["clock"]
+        if _boot_id() != clock.get("resumed", [clock])[-1].get("boot_id"):
+            last_s = max((entry.get("end_s", 0.0) for entry in self.document["cell_runs"]), default=0.0)
+            origin_ns = time.monotonic_ns() - int((last_s + 60) * 1e9)
+            clock.setdefault("resumed", []).append({"boot_id": _boot_id(), "origin_monotonic_ns": origin_ns})
         with storing(self.path):
             for folder in ("live", "parts"):
                 (self.path / folder).mkdir(exist_ok=True)
@@ -236,6 +247,13 @@ class Run:
                 yield read.select(schema.names).cast(schema), file
         for file in sorted((self.path / "live").glob(f"{table}-*.jsonl")):
             yield pa.Table.from_pylist(list(_live_rows(table, file)), schema=schema), file
+
+
+def _boot_id() -> str | None:
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    except OSError:
+        return None
 
 
 def _live_rows(table: str, path: Path) -> Iterator[dict[str, Any]]:

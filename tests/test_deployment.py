@@ -47,6 +47,14 @@ def test_flags_replace_the_servers_of_the_file_and_override_its_facts(tmp_path: 
     assert overridden.decode_slots == 16
 
 
+def test_flags_beside_a_recipe_replace_the_servers_of_their_role_only(tmp_path: Path) -> None:
+    file = tmp_path / "pair.toml"
+    servers = [("proxy", "http://a:1"), ("prefill", "http://a:2"), ("decode", "http://a:3")]
+    file.write_text("".join(f'[[server]]\nrole = "{role}"\nurl = "{url}"\n' for role, url in servers))
+    (deployment,) = chosen(TargetFlags(proxy=["http://b:1"], recipe=file), read_recipe(file))
+    assert sorted(s.url for s in deployment.servers) == ["http://a:2", "http://a:3", "http://b:1"]
+
+
 def test_slots_of_all_decoders_add_up_and_one_unknown_makes_the_sum_unknown() -> None:
     (two,) = chosen(TargetFlags(proxy=["a"], decode=["b,c"], max_num_seqs=8), None)
     assert two.decode_slots == 16

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from pathlib import Path
 
 import pytest
@@ -133,3 +134,15 @@ def test_a_disk_that_refuses_is_exit_code_74(tmp_path: Path) -> None:
     with pytest.raises(StorageError) as caught:
         run.write_text("report.html", "x")
     assert caught.value.exit_code == 74
+
+
+def test_times_go_on_after_a_reboot(tmp_path: Path) -> None:
+    run = Run.create(tmp_path / "run", {})
+    origin_ns = run.origin_ns
+    run.finish()
+    run.reopen()
+    assert run.origin_ns == origin_ns
+    run.document["cell_runs"].append({"cell": 0, "repeat": 0, "state": "done", "end_s": 1e9})
+    run.document["clock"]["boot_id"] = "another boot"
+    run.reopen()
+    assert (time.monotonic_ns() - run.origin_ns) / 1e9 > 1e9

@@ -8,6 +8,10 @@ from __future__ import annotations
 
 import math
 
+from pdbench.littles_law.incomplete_gamma import log_density, upper
+
+RECURSION_SLOTS = 2000
+
 
 def slots_held(qps: float, out_tokens: float, tpot_ms: float) -> float:
     """Mean slots that `qps` requests/s of `out_tokens` tokens at `tpot_ms` hold (Little's law)."""
@@ -22,17 +26,33 @@ def max_qps(slots: float, out_tokens: float, tpot_ms: float) -> float | None:
     return slots / held_s if held_s > 0 else None
 
 
-def erlang_b(load: float, slots: int) -> float:
-    """Blocking probability of M/M/c/c for an offered load in slots, by the stable recursion."""
+def erlang_b(load: float, slots: float) -> float:
+    """Blocking probability of M/M/c/c for an offered load in slots; `slots` need not be whole (Hayward).
+
+    By the stable recursion up to 2,000 slots, beyond that and for parts of a slot as Poisson density over Poisson tail.
+    """
     if load < 0 or slots < 0:
         raise ValueError("erlang_b: load and slots may not be negative")
-    blocked = 1.0
-    for k in range(1, slots + 1):
-        blocked = load * blocked / (k + load * blocked)
+    if load == 0:
+        return 0.0 if slots > 0 else 1.0
+    if slots <= RECURSION_SLOTS and slots == int(slots):
+        return _recursion(load, int(slots), 1.0, 0.0)
+    whole = math.floor(slots)
+    tail = upper(slots + 1, load)
+    if tail > 1e-250:
+        return min(1.0, math.exp(log_density(slots, load)) / tail)
+    start = upper(slots - whole + 1, load)  # far beyond the slots: from a part of a slot upwards
+    part = math.exp(log_density(slots - whole, load)) / start if start > 1e-250 else 1.0
+    return _recursion(load, whole, part, slots - whole)
+
+
+def _recursion(load: float, steps: int, blocked: float, start: float) -> float:
+    for k in range(1, steps + 1):
+        blocked = load * blocked / (start + k + load * blocked)
     return blocked
 
 
-def erlang_c(load: float, slots: int) -> float:
+def erlang_c(load: float, slots: float) -> float:
     """Probability that a request waits in M/M/c; 1 when the load is not below the slots."""
     if load >= slots:
         return 1.0

@@ -64,6 +64,17 @@ def agreed_mode(deployment: Deployment, moved: Collection[str]) -> str | None:
     return {"prefill": "push", "decode": "pull"}.get(sides.pop()) if len(sides) == 1 else None
 
 
+def refuse_exchanged_roles(deployment: Deployment) -> None:
+    """Raise UsageError when a prefill server says that it consumes KV, or a decode server that it produces it."""
+    for server in _pair(deployment):
+        said = server.facts.kv_role if server.facts else None
+        if said in _KV_ROLES.values() and said != _KV_ROLES[server.role]:
+            raise UsageError(
+                f"{server.url} was given as --{server.role} but says that it is a {said}.",
+                "Are --prefill and --decode exchanged?",
+            )
+
+
 def with_doubts(deployment: Deployment, given_mode: str | None) -> Deployment:
     """The deployment with notes from comparing servers with what they were given as, and with each other."""
     versions = {server.facts.version for server in _pair(deployment) if server.facts and server.facts.version}
@@ -84,14 +95,14 @@ def _pair(deployment: Deployment) -> tuple[Server, ...]:
 def _doubts(server: Server, facts: ServerFacts, versions: Collection[str], given_mode: str | None) -> list[str]:
     doubts = []
     wanted = _KV_ROLES.get(server.role)
-    if wanted and facts.kv_role in _KV_ROLES.values() and facts.kv_role != wanted:
-        doubts.append(f"was given as --{server.role} but says {facts.kv_role}: are the roles exchanged?")
     if wanted and len(versions) > 1 and facts.version:
         doubts.append(
             f"version {facts.version}: prefill and decode of different versions refuse each other's handshake"
         )
     if wanted and given_mode and facts.transfer_mode not in (None, given_mode):
         doubts.append(f"does {facts.transfer_mode}, not {given_mode} as given: {facts.transfer_mode} is taken")
+    if facts.max_num_seqs and server.max_num_seqs and server.slots != facts.max_num_seqs * (facts.dp_ranks or 1):
+        doubts.append(f"max_num_seqs {server.max_num_seqs} was given and is used, though it says {facts.max_num_seqs}")
     return doubts
 
 

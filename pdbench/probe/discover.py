@@ -14,7 +14,13 @@ import aiohttp
 
 from pdbench.deployment import Deployment, Server
 from pdbench.errors import PdbenchError, Unreachable, UsageError
-from pdbench.probe.agreement import agreed_mode, agreed_model, with_doubts, with_slots_of_frontend
+from pdbench.probe.agreement import (
+    agreed_mode,
+    agreed_model,
+    refuse_exchanged_roles,
+    with_doubts,
+    with_slots_of_frontend,
+)
 from pdbench.probe.pages import Answer, clean, get, session
 from pdbench.probe.server_facts import json_of, learn, models_of, moved_kv
 from pdbench.probe.vocabulary import ENGINES, family_names, guess_engine
@@ -63,6 +69,7 @@ async def _discover(deployment: Deployment) -> Deployment:
         mode=agreed_mode(found, {name for name, yes in moved.items() if yes}),
         simulated=found.simulated or any(server.facts.simulated for server in servers if server.facts),
     )
+    refuse_exchanged_roles(found)
     return with_slots_of_frontend(with_doubts(found, given_mode=deployment.mode))
 
 

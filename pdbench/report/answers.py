@@ -3,10 +3,12 @@
 Latencies count from the intended send time. TPOT is (last - first)/(output tokens - 1) of each request; ITL is every
 gap between events that carried output; E2EL ends at the last token. Percentiles are of the requests that were answered,
 with those that ran into their deadline ranked above all others (censored); rejected requests are counted apart.
+Gaps are a clustered sample: what their percentiles rest on is in `pdbench.report.clustered`.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -14,12 +16,16 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from pdbench.report.clustered import Labels, clustered_interval, time_blocks
 from pdbench.report.statistics import Floats, needed_for, percentile, quantile_interval
 
 if TYPE_CHECKING:
     import pandas
 
 QUANTILES = {"p50": 0.5, "p90": 0.9, "p99": 0.99}
+FIRST_SHARE = 0.1  # of the requests: the first ones, whose answers tell how long one takes before a backlog
+FIRST_AT_LEAST = 5
+GROWN = 1.5  # mean E2EL over that of the first ones: beyond, the mean is of a backlog
 FAILURES = ("failed", "truncated", "timeout", "cancelled")
 
 
@@ -83,9 +89,20 @@ class Answers:
 
     def itl_ms(self) -> Floats:
         """All gaps of the answered requests; timed-out ones keep theirs as seen."""
-        kept = self.ok | self.timed_out
-        found = [gaps for gaps, keep in zip(self.gaps, kept, strict=True) if keep and len(gaps)]
+        found = [self.gaps[i] for i in self._with_gaps()]
         return np.concatenate(found) * 1000 if found else np.array([])
+
+    def itl_clusters(self) -> list[Labels]:
+        """Ways to cluster the gaps of `itl_ms`: by request, and by time in blocks of a mean answer and longer."""
+        kept = self._with_gaps()
+        if not kept:
+            return []
+        ends = np.concatenate([self.sent[i] + self.offsets[i][1:] for i in kept])
+        owner = np.repeat(np.array(kept, dtype=np.int64), [len(self.gaps[i]) for i in kept])
+        return [owner, *time_blocks(ends, self.mean(self.last - self.sent) or 0.0)]
+
+    def _with_gaps(self) -> list[int]:
+        return [int(i) for i in np.flatnonzero(self.ok | self.timed_out) if len(self.gaps[i])]
 
     def mean(self, values: Floats) -> float | None:
         """Mean over the answered requests that have the value."""
@@ -144,37 +161,58 @@ class Load:
     def duration_s(self) -> float:
         return self.send_end - self.start
 
-    def counted(self) -> NDArray[np.bool_]:
-        """Answers that ended in the send window shifted by the mean E2EL: what leaves while the load lasts."""
-        mean = self.answers.mean(self.answers.e2el_ms)
-        shift = (mean or 0.0) / 1000
-        inside: NDArray[np.bool_] = (
-            self.answers.ok & (self.answers.last > self.start + shift) & (self.answers.last <= self.send_end + shift)
-        )
-        return inside
+    closed: bool = False
+
+    def counted(self) -> Floats:
+        """How much of each answer counts as made while the load lasted: 0 to 1.
+
+        On a system that keeps up: the answers that ended in the send window shifted by the mean E2EL. Where requests
+        take ever longer that window lies in the drain, whose answers come faster than the load ever let them; there it
+        is shifted by what the first requests took, and an answer counts by the share of its tokens' time inside, so
+        that answers which end in batches cannot make more than the slots hold.
+        """
+        answers = self.answers
+        if self.closed:  # all streams start at once, so what ended while they sent is what they made
+            within: Floats = (answers.ok & (answers.last <= self.send_end)).astype(float)
+            return within
+        e2el = answers.e2el_ms[answers.ok] / 1000
+        e2el = e2el[np.isfinite(e2el)]
+        if len(e2el) == 0:
+            return np.zeros(len(answers))
+        mean, first = float(e2el.mean()), float(np.median(e2el[: max(FIRST_AT_LEAST, int(FIRST_SHARE * len(e2el)))]))
+        grown = mean > GROWN * first
+        shift = first if grown else mean
+        start, end = self.start + shift, self.send_end + shift
+        ended: Floats = (answers.ok & (answers.last > start) & (answers.last <= end)).astype(float)
+        took = answers.last - answers.first
+        if not grown or not np.all(took[answers.ok] > 0):
+            return ended
+        inside = np.minimum(answers.last, end) - np.maximum(answers.first, start)
+        share: Floats = np.where(answers.ok, np.clip(inside / np.where(took > 0, took, 1.0), 0.0, 1.0), 0.0)
+        return share
 
 
 def rates(loads: Sequence[Load], goodput_ms: Mapping[str, float]) -> dict[str, float]:
     """Requests and tokens a second over the time the cell was under load.
 
-    That time is the send window shifted by the mean E2EL of the repeat, so that neither the empty start nor the drain
-    lowers the rate: on a system that keeps up the result is the rate that was sent, on one that doesn't its capacity.
+    That time is the send window shifted by what a request takes (`Load.counted`), so that neither the empty start nor
+    the drain moves the rate: on a system that keeps up the result is the rate that was sent, else its capacity.
     Goodput counts those of the same answers that meet every SLO.
     """
     time = sum(load.duration_s for load in loads)
     if time <= 0:
         return {}
     counted = [(load.answers, load.counted()) for load in loads]
-    requests = sum(int(inside.sum()) for _, inside in counted)
-    outputs = sum(float(np.nansum(a.output_tokens[inside])) for a, inside in counted)
-    prompts = sum(float(np.nansum(a.prompt_tokens[inside])) for a, inside in counted)
+    requests = sum(float(weight.sum()) for _, weight in counted)
+    outputs = sum(float(np.nansum(a.output_tokens * weight)) for a, weight in counted)
+    prompts = sum(float(np.nansum(a.prompt_tokens * weight)) for a, weight in counted)
     found = {
         "request_throughput": requests / time,
         "output_throughput": outputs / time,
         "total_token_throughput": (outputs + prompts) / time,
     }
     if goodput_ms:
-        found["request_goodput"] = sum(int((inside & good(a, goodput_ms)).sum()) for a, inside in counted) / time
+        found["request_goodput"] = sum(float(weight[good(a, goodput_ms)].sum()) for a, weight in counted) / time
     return found
 
 
@@ -190,17 +228,16 @@ def good(answers: Answers, limits_ms: Mapping[str, float]) -> NDArray[np.bool_]:
     return met
 
 
-def _population(answers: Answers, name: str) -> tuple[Floats, int]:
-    """Values for percentiles (censored ones as infinity) and how many independent requests they come from."""
+def _population(answers: Answers, name: str) -> Floats:
+    """Values for percentiles, censored ones as infinity."""
     if name == "itl":
-        gaps = answers.itl_ms()
-        return gaps, min(len(gaps), int((answers.ok | answers.timed_out).sum()))
+        return answers.itl_ms()
     value = {"ttft": answers.ttft_ms, "tpot": answers.tpot_ms, "e2el": answers.e2el_ms}[name]
     done = value[answers.ok & np.isfinite(value)]
     late = value[answers.timed_out] if name == "ttft" else np.full(answers.count("timeout"), np.inf)
     late = np.where(np.isfinite(late), late, np.inf)
-    both = np.concatenate((done, late))
-    return both, len(both)
+    both: Floats = np.concatenate((done, late))
+    return both
 
 
 def latencies(answers: Answers) -> dict[str, Any]:
@@ -208,7 +245,7 @@ def latencies(answers: Answers) -> dict[str, Any]:
     found: dict[str, Any] = {}
     needs: dict[str, int] = {}
     for name in ("ttft", "tpot", "itl", "e2el"):
-        values, size = _population(answers, name)
+        values = _population(answers, name)
         measured = values[np.isfinite(values)] if name == "itl" else _measured(answers, name)
         if len(measured) == 0:
             continue
@@ -220,13 +257,28 @@ def latencies(answers: Answers) -> dict[str, Any]:
         for label, q in QUANTILES.items():
             if (value := percentile(values, q)) is not None:
                 found[f"{label}_{name}_ms"] = value
-            interval[label] = list(quantile_interval(values, q, size))
-            if size < (needed := needed_for(q)):
+            ends, needed = _doubt(answers, name, values, q)
+            interval[label] = list(ends)
+            if needed is not None:
                 needs[f"{label}_{name}_ms"] = needed
         found[f"{name}_ms_interval"] = interval
     if needs:
         found["needs"] = needs
     return found
+
+
+def _doubt(
+    answers: Answers, name: str, values: Floats, q: float
+) -> tuple[tuple[float | None, float | None], int | None]:
+    """The interval of a percentile, and how many requests it needs where these are too few."""
+    needed = needed_for(q)
+    if name != "itl":
+        return quantile_interval(values, q), needed if len(values) < needed else None
+    ends, size = clustered_interval(values, q, answers.itl_clusters())
+    if size >= needed:
+        return ends, None
+    requests = int((answers.ok | answers.timed_out).sum())
+    return ends, max(requests + 1, math.ceil(requests * needed / max(size, 1.0)))
 
 
 def _measured(answers: Answers, name: str) -> Floats:

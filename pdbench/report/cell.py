@@ -55,8 +55,8 @@ class Measured:
 
     @property
     def achieved(self) -> float | None:
-        """Answers a second over the send window shifted by the mean E2EL."""
-        return sum(int(p.load.counted().sum()) for p in self.parts) / self.send_s if self.send_s > 0 else None
+        """Answers a second over the send window shifted by what a request takes."""
+        return sum(float(p.load.counted().sum()) for p in self.parts) / self.send_s if self.send_s > 0 else None
 
     @property
     def offered(self) -> float | None:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from collections.abc import Callable, Iterator
 
 import numpy as np
 
@@ -11,6 +10,7 @@ from pdbench.report import steady_state
 from pdbench.report.answers import FAILURES, token_times
 from pdbench.report.arrivals_check import departure
 from pdbench.report.cell import Measured
+from pdbench.report.client_health import client_saturated
 from pdbench.report.demand import slots_of
 from pdbench.report.finding import VOID, WARN, Finding
 from pdbench.report.statistics import needed_for
@@ -22,17 +22,9 @@ CHAT_PROMPT_TOKENS = 16
 P99_NEEDS = needed_for(0.99)
 TOO_FEW = "too-few-requests"
 
-# A send that is late, or a loop that wakes late, moves a latency by at most that much. Half a percent of requests moved
-# by 5 % of the mean TTFT leaves every printed percentile within 5 %; below 20 ms it is what a busy host's timer gives.
-CLIENT_LATE_MS = 20.0
-CLIENT_LATE_SHARE = 0.05
-CLIENT_CPU_SHARE = 0.9  # of one core: beyond, the loop queues its own work
-CLIENT_ITL_SHARE = 0.5  # loop lag p99 beyond this share of TPOT (and 5 ms) shows in ITL percentiles
-SHARED_READS_SHARE = 0.005  # reads with several token events: two gaps each are wrong, p99 is what 1 % of them say
-CLIENT_ITL_LAG_MS = 5.0
-
 STALL_S = 2.0
 STALL_TPOTS = 20.0
+STALL_POSTS = 1.5  # times the posts of all requests that were seen waiting: the gauge is sampled, its peak is higher
 STALL_PREFILLS = 5.0  # co-located: a long prompt's pass holds the streams up, which is interference and no stall
 
 OVERLOAD_UTILISATION = 1.05  # needed / available slots: no steady state exists, whatever this run's arrivals did
@@ -60,10 +52,7 @@ def _not_steady(cell: Measured) -> Iterator[Finding]:
             " the mean is a figure of the number of prompts"
         )
     if _too_few_slots(cell):
-        reasons.append(
-            f"{cell.rate:g} req/s need {slots.demand:.1f} decode slots of {slots.available}:"
-            " at this rate no steady state exists"
-        )
+        reasons.append(f"{cell.rate:g} req/s need {slots.wanted_text()}: at this rate no steady state exists")
     if not reasons:
         return
     if cell.rate is not None and cell.achieved is not None:
@@ -77,46 +66,6 @@ def _too_few_slots(cell: Measured) -> bool:
     slots = slots_of(cell)
     enough = len(cell.answers) > 2 * (slots.available or 0)
     return cell.rate is not None and enough and slots.reached and slots.overload(OVERLOAD_UTILISATION)
-
-
-def _client_saturated(cell: Measured) -> Iterator[Finding]:
-    """We were the bottleneck."""
-    mean = cell.answers.mean(cell.answers.ttft_ms)
-    limit = max(CLIENT_LATE_MS, CLIENT_LATE_SHARE * (mean or 0.0))
-    late = cell.answers.lateness_ms
-    client = cell.parts[0].client
-    lag, cpu = client.get("loop_lag_p99_ms"), client.get("cpu_share")
-    reasons = []
-    if len(late) and (p99 := float(np.percentile(late, 99))) > limit:
-        reasons.append(f"sends were up to {p99:,.0f} ms late (p99; limit {limit:.0f} ms)")
-    if lag is not None and lag > limit:
-        reasons.append(f"the client's loop woke {lag:,.0f} ms late (p99; limit {limit:.0f} ms)")
-    if cpu is not None and cpu > CLIENT_CPU_SHARE:
-        reasons.append(f"the client used {cpu:.0%} of its core (limit {CLIENT_CPU_SHARE:.0%})")
-    if reasons:
-        advice = ". Run pdbench on a host of its own, or lower the rate."
-        yield Finding("client-saturated", VOID, "; ".join(reasons) + advice)
-        return
-    tpot = cell.answers.mean(cell.answers.tpot_ms)
-    stamps = client.get("stamps") or {}
-    if stamps.get("kernel") and not stamps.get("user"):
-        yield from _shared_stamps(client, tpot)
-        return
-    if lag is not None and tpot is not None and lag > max(CLIENT_ITL_LAG_MS, CLIENT_ITL_SHARE * tpot):
-        text = f"the client's loop woke {lag:.1f} ms late (p99) against a TPOT of {tpot:.1f} ms: p99 ITL may be our own"
-        yield Finding("client-saturated", WARN, text + ". Run pdbench on a host of its own.")
-
-
-def _shared_stamps(client: Mapping[str, Any], tpot: float | None) -> Iterator[Finding]:
-    """The kernel's stamps don't wait for us, but events that it merged before we came have one between them. Where we
-    came in time, the server sent them together."""
-    share, lag = client.get("shared_reads_share"), client.get("kernel_to_user_p99_ms")
-    if share is None or lag is None or tpot is None:
-        return
-    if share > SHARED_READS_SHARE and lag > CLIENT_ITL_SHARE * tpot:
-        text = f"{share:.1%} of the reads brought several token events with one stamp between them, and reads came "
-        text += f"{lag:.1f} ms after the kernel's stamp (p99) against a TPOT of {tpot:.1f} ms: p99 ITL may be our own"
-        yield Finding("client-saturated", WARN, text + ". Run pdbench on a host of its own.")
 
 
 def _stall(cell: Measured) -> Iterator[Finding]:
@@ -147,10 +96,27 @@ def _stall(cell: Measured) -> Iterator[Finding]:
 
 
 def stall_limit_s(cell: Measured) -> float:
+    """Silence up to this long has a cause that is no hang: steps, a co-located prompt, or posting on decode's loop.
+
+    When a slot frees, pull posts the loads of all that wait, one after the other, and no stream gets a token meanwhile.
+    """
     tpot_s = (cell.answers.mean(cell.answers.tpot_ms) or 0.0) / 1000
-    limit = max(STALL_S, STALL_TPOTS * tpot_s)
-    prefill = cell.window.mean_s("colocated", "prefill_s")
-    return max(limit, STALL_PREFILLS * prefill) if prefill is not None else limit
+    limits = [STALL_S, STALL_TPOTS * tpot_s]
+    if (prefill_s := cell.window.mean_s("colocated", "prefill_s")) is not None:
+        limits.append(STALL_PREFILLS * prefill_s)
+    if (post_s := cell.window.mean_s("decode", "nixl_post_s")) is not None:
+        limits.append(STALL_POSTS * post_s * _most_waiting(cell))
+    return max(limits)
+
+
+def _most_waiting(cell: Measured) -> float:
+    gauges = (
+        gauge
+        for _, page in cell.window.pages("decode")
+        for key, gauge in page.series.items()
+        if key.canonical == "waiting" and len(gauge.value)
+    )
+    return max((float(gauge.value.max()) for gauge in gauges), default=0.0)
 
 
 def _arrivals_off(cell: Measured) -> Iterator[Finding]:
@@ -216,7 +182,7 @@ def too_few(cell: Measured) -> Iterator[Finding]:
     """A percentile without an upper bound."""
     n = cell.answers.count("ok", "timeout")
     if 0 < n < P99_NEEDS:
-        text = f"{n} requests: p99 is no point below {P99_NEEDS}, its upper end is unbounded"
+        text = f"{n} requests: p99 of TTFT and E2EL is no point below {P99_NEEDS}, its upper end is unbounded"
         advice = f". Use --num-prompts {P99_NEEDS} or a longer --duration."
         yield Finding(TOO_FEW, WARN, text + advice)
 
@@ -227,7 +193,7 @@ def _ms(value: float) -> str:
 
 CLIENT_CHECKS: tuple[Callable[[Measured], Iterator[Finding]], ...] = (
     _not_steady,
-    _client_saturated,
+    client_saturated,
     _stall,
     _arrivals_off,
     _failed,

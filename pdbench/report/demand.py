@@ -13,6 +13,7 @@ from pdbench.report.window import Gauge, Page
 PLATEAU_SAMPLES = 5  # samples with requests waiting for a slot, at least
 PLATEAU_SHARE = 0.5  # of them that show the largest running seen
 PLATEAU_NEAR_SHARE = 0.9  # of them that show it or a slot that was just freed
+SHOWS = 0.05  # slots: less is not worth a word
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +25,22 @@ class Slots:
     available: int | None
     source: str | None
     reached: bool  # running touched the limit while requests waited for a slot
-    demand: float | None  # as `needed`, with what else holds a slot: co-located, the prompt's own prefill
+    prefill_held: float | None = None  # co-located: slots that requests hold while their prompt is computed
+    role: str = "decode"  # whose slots
+
+    @property
+    def where(self) -> str:
+        return "the server" if self.role == COLOCATED else "decode"
+
+    @property
+    def demand(self) -> float | None:
+        """`needed`, with what else holds a slot: co-located, the prompt's own prefill."""
+        return None if self.needed is None else self.needed + (self.prefill_held or 0.0)
+
+    def wanted_text(self) -> str:
+        """`10.6 decode slots of 8`, with what prefill holds where that shows."""
+        own = f" plus {self.prefill_held:.1f} held during prefill," if (self.prefill_held or 0.0) >= SHOWS else ""
+        return f"{self.needed:.1f} {'' if self.role == COLOCATED else 'decode '}slots{own} of {self.available}"
 
     @property
     def utilisation(self) -> float | None:
@@ -45,8 +61,8 @@ def slots_of(cell: Measured) -> Slots:
         held = None if cell.achieved is None else slots_held(cell.achieved, tokens, tpot)
     available, source = _available(cell)
     prefill = cell.window.mean_s("colocated", "prefill_s") if cell.mode == COLOCATED else None
-    demand = needed if needed is None or cell.offered is None else needed + cell.offered * (prefill or 0.0)
-    return Slots(needed, held, available, source, reached(cell), demand)
+    own = None if prefill is None or cell.offered is None else cell.offered * prefill
+    return Slots(needed, held, available, source, reached(cell), own, cell.decoder)
 
 
 def _available(cell: Measured) -> tuple[int | None, str | None]:

@@ -11,10 +11,12 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 
 from pdbench.littles_law.kv import effective_gb_s
-from pdbench.littles_law.slots import implied_stall_s, max_qps
+from pdbench.littles_law.slots import implied_stall_s
+from pdbench.report.advice import slot_advice
 from pdbench.report.cell import COLOCATED, PUSH, Measured
 from pdbench.report.demand import Slots, slots_of
 from pdbench.report.finding import VOID, Finding
+from pdbench.report.prefix import PREFIX_WARN_SHARE, prefix_hits
 from pdbench.report.split import POLL_STEPS, Split, stages_of
 
 SUBSTANTIAL_SHARE = 0.25  # of the mean TTFT; what takes less is not what makes a TTFT bad
@@ -26,7 +28,6 @@ COMPUTE_MS = 300.0
 COPIED_IN_POST = 0.9  # of the transfer time spent in its post: the copy itself runs there (same host), not the posting
 LINK_SHARE = 0.3  # of the declared link: below, the KV does not go where it was meant to
 SLOTS_FULL = 0.7  # co-located: mean running / slots from which on a queue is for slots
-HEADROOM = 0.75  # slot use to plan for in the advice; no universal threshold exists
 MIN_RISE = 0.15  # TPOT above the low-load one before a stall per admission is worth a word
 
 
@@ -92,7 +93,7 @@ def _decode_slots(case: Case) -> Iterator[Cause]:
         return
     numbers = []
     if slots.demand is not None and slots.available is not None:
-        numbers.append(f"the load needs {slots.demand:.1f} slots of {slots.available} ({slots.source})")
+        numbers.append(f"the load needs {slots.wanted_text()} ({slots.source})")
     running = cell.window.send_max(cell.decoder, "running")
     waiting = cell.window.send_mean(cell.decoder, "waiting")
     if running is not None and waiting is not None:
@@ -105,25 +106,7 @@ def _decode_slots(case: Case) -> Iterator[Cause]:
         numbers.append(stall)
     share = None if wait is None else wait / case.mean_ttft_ms
     confirm = "With more slots, waiting falls to 0 at the same rate."
-    yield Cause("decode-slots", share, "; ".join(numbers) + ".", _slot_advice(case), confirm)
-
-
-def _slot_advice(case: Case) -> str:
-    slots, cell = case.slots, case.cell
-    tokens, tpot = cell.answers.mean(cell.answers.output_tokens), cell.answers.mean(cell.answers.tpot_ms)
-    where = "the server" if cell.mode == COLOCATED else "decode"
-    if not slots.demand or slots.available is None or tokens is None or tpot is None:
-        return f"Raise --max-num-seqs on {where} (check KV memory first), or lower the rate."
-    wanted = max(int(slots.demand / HEADROOM) + 1, slots.available + 1)
-    limit = max_qps(slots.available, tokens, tpot)
-    if limit is not None and slots.needed:
-        limit *= slots.needed / slots.demand
-    if limit is not None and cell.rate is not None and limit > cell.rate:
-        limit *= HEADROOM  # the slots suffice on average, but not for the waits
-    rate = "" if limit is None or cell.rate is None else f" or lower the rate below {limit:.1f} req/s"
-    kv = cell.window.send_max(cell.decoder, "kv_cache_usage", average=True)
-    memory = "check KV memory first" if kv is None else f"its KV cache was at most {kv:.0%} full"
-    return f"Raise --max-num-seqs on {where} to {wanted}{rate} ({memory})."
+    yield Cause("decode-slots", share, "; ".join(numbers) + ".", slot_advice(cell, slots, wait), confirm)
 
 
 def _stall_text(case: Case) -> str | None:
@@ -226,7 +209,11 @@ def _prefill_numbers(case: Case) -> Iterator[str]:
         yield f"each prefill server had {spent / time / len(servers):.1f} prompts in work on average"
     tokens, achieved = case.cell.answers.mean(case.cell.answers.prompt_tokens), case.cell.achieved
     if tokens is not None and achieved is not None:
-        yield f"{tokens * achieved:,.0f} prompt tokens/s were served"
+        text = f"{tokens * achieved:,.0f} prompt tokens/s were served"
+        hits = prefix_hits(case.cell, "colocated" if case.cell.mode == COLOCATED else "prefill")
+        if hits is not None and hits > PREFIX_WARN_SHARE:
+            text += f", {hits:.0%} of them from the prefix cache: this is no cold prefill"
+        yield text
 
 
 def _transfer(case: Case) -> Iterator[Cause]:

@@ -29,7 +29,7 @@ def _sections(summary: Summary, run: Run, drawn: list[Figure]) -> list[tuple[str
     if not cells:
         return [("measured", "How it was measured", [measured.measured(summary, run.document)])]
     return [
-        ("grid", "The grid", [heat.maps(cells), tables.numbers(cells, several), _legend(cells)]),
+        ("grid", "The grid", [heat.maps(cells), tables.numbers(cells, several), _legend(cells), _notes(cells)]),
         ("split", "Where TTFT went", _split(cells, several, drawn)),
         ("latency", "Latency against load", _latency(cells, drawn)),
         ("time", "Waiting and running over time", _time(cells, run, drawn)),
@@ -111,6 +111,14 @@ def _legend(cells: Sequence[CellSummary]) -> Markup:
     return tag("p", words, class_="note")
 
 
+def _notes(cells: Sequence[CellSummary]) -> Markup | None:
+    """Remarks on single cells, each once with where it holds."""
+    found = wording.notes(cells)
+    return (
+        tag("ul", [tag("li", tag("b", f"{where}: "), said) for where, said in found], class_="note") if found else None
+    )
+
+
 def _figure(figure: Figure, drawn: list[Figure]) -> Markup:
     drawn.append(figure)
     name = f"figure-{len(drawn) - 1}"
@@ -131,9 +139,7 @@ def _split(cells: Sequence[CellSummary], several: bool, drawn: list[Figure]) -> 
         return [_missing("the parts of TTFT: no metrics page of prefill or decode was scraped")]
     note = "Means add, percentiles do not: this is the mean. Hatched bars belong to void cells; "
     note += "crossed grey is what no measured part explains, left of zero where parts overlap."
-    remarks = dict.fromkeys(clean(remark) for cell in cells for remark in cell.get("ttft_split_notes") or [])
-    said = tag("ul", [tag("li", remark) for remark in remarks], class_="note") if remarks else None
-    return [_figure(figure, drawn), tag("p", note, class_="note"), said, tables.split(cells)]
+    return [_figure(figure, drawn), tag("p", note, class_="note"), tables.split(cells)]
 
 
 def _latency(cells: Sequence[CellSummary], drawn: list[Figure]) -> list[Child]:

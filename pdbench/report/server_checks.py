@@ -7,14 +7,13 @@ from collections.abc import Callable, Iterator
 
 import numpy as np
 
-from pdbench.report.answers import several_tokens_per_event, token_times
+from pdbench.report.answers import token_times
 from pdbench.report.cell import COLOCATED, PUSH, Measured
 from pdbench.report.client_checks import stall_limit_s
 from pdbench.report.finding import VOID, WARN, Finding
+from pdbench.report.prefix import prefix_hits, served_from_cache
 from pdbench.report.split import decode_recomputed, recomputed
 
-PREFIX_VOID_SHARE = 0.05
-PREFIX_WARN_SHARE = 0.01
 FOREIGN_SHARE = 0.02
 FOREIGN_REQUESTS = 2
 LITTLE_SHARE = 0.10
@@ -87,40 +86,6 @@ def _server_stall(cell: Measured) -> Iterator[Finding]:
                     text = f"{page.server} had requests running and {quiet}"
                     yield Finding("stall", VOID, text + ". Look into its log at that time.")
                     return
-
-
-def _prefix_hits(cell: Measured) -> Iterator[Finding]:
-    """Prompt tokens that a server had already: with random prompts nothing should be cached."""
-    worst: tuple[float, str] | None = None
-    for server in sorted({page.server for _, page in cell.window.pages()}):
-        queries = cell.window.delta(None, "prefix_cache_queries", server=server)
-        hits = cell.window.delta(None, "prefix_cache_hits", server=server)
-        if queries is None or hits is None:
-            hits = cell.window.delta(None, "prompt_tokens_by_source", server=server, source="local_cache_hit")
-            queries = cell.window.delta(None, "prompt_tokens", server=server)
-        if hits is None or not queries:
-            continue
-        if worst is None or hits / queries > worst[0]:
-            worst = (hits / queries, server)
-    if worst is None and cell.mode == COLOCATED:
-        known = cell.answers.ok & np.isfinite(cell.answers.cached_tokens) & (cell.answers.prompt_tokens > 0)
-        if known.any():
-            share = float(cell.answers.cached_tokens[known].sum() / cell.answers.prompt_tokens[known].sum())
-            worst = (share, "the server (usage.cached_tokens)")
-    if worst is None or worst[0] <= PREFIX_WARN_SHARE:
-        return
-    severity = VOID if worst[0] > PREFIX_VOID_SHARE else WARN
-    text = (
-        f"{worst[1]} had {worst[0]:.1%} of its prompt tokens in the prefix cache already"
-        f" (warn above {PREFIX_WARN_SHARE:.0%}, void above {PREFIX_VOID_SHARE:.0%})"
-    )
-    tokens = cell.answers.mean(cell.answers.prompt_tokens)
-    if severity == VOID and tokens is not None and cell.achieved is not None:
-        served = tokens * cell.achieved
-        text += f": of {served:,.0f} prompt tokens/s served it computed at most {served * (1 - worst[0]):,.0f}"
-    yield Finding(
-        "prefix-cache-hits", severity, text + ". Give another --seed, or start servers with --no-enable-prefix-caching."
-    )
 
 
 def _failed_transfers(cell: Measured) -> Iterator[Finding]:
@@ -232,11 +197,11 @@ def _missing(cell: Measured) -> Iterator[Finding]:
     servers = {str(s.get("name")) for s in cell.deployment.get("servers", []) if s.get("role") in wanted & read}
     if unread := sorted(servers - {page.server for _, page in cell.window.pages()}):
         texts.append(f"no metrics page of {', '.join(unread)} was read: means are of the other servers")
+    if not cell.window.has("prefill", "prefix_cache_queries") and prefix_hits(cell) is None:
+        texts.append("no page tells prefix-cache hits: whether prompts were computed or cached cannot be said")
     ok = cell.answers.ok
     if ok.any() and not np.isfinite(cell.answers.output_tokens[ok]).any():
         texts.append("answers carry no usage: no TPOT, no slots, token counts unchecked")
-    if (several := several_tokens_per_event(cell.answers)) is not None and several > 1.05:
-        texts.append(f"events carry {several:.1f} tokens: ITL is per event, not per token")
     if texts:
         yield Finding("metrics-missing", WARN, "; ".join(texts) + ".")
 
@@ -246,7 +211,7 @@ SERVER_CHECKS: tuple[Callable[[Measured], Iterator[Finding]], ...] = (
     _expired,
     _recomputed,
     _server_stall,
-    _prefix_hits,
+    served_from_cache,
     _failed_transfers,
     _foreign,
     _littles_law,

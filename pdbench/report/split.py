@@ -13,12 +13,13 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from pdbench.report.cell import COLOCATED, PULL, PUSH, Measured
-from pdbench.report.demand import engine_gauge, engine_limit
+from pdbench.report.demand import engine_gauge, engine_limit, reached
 from pdbench.report.window import Gauge
 
 PARTS = ("proxy", "prefill_queue", "prefill", "slot_wait", "post", "transfer", "poll", "first_step", "unexplained")
 POLL_STEPS = 4.0  # a rest this many decode steps long, seen by no gauge, is the wait for the engine's next look
 SIGHTINGS = 5.0  # a wait must be expected this often in the samples before its absence there says anything
+GAUGE_SIGMAS = 3.0  # a sampled gauge further off than this contradicts a counter
 SEEN_SHARE = 0.5  # gauges that account for less than this share of a rest do not name all of it
 RECOMPUTED_TOKENS = 2.0  # per request beyond which decode's local prompt tokens are no longer one step's
 RECOMPUTED_SHARE = 0.05
@@ -126,8 +127,6 @@ def _colocated(cell: Measured, notes: list[str]) -> dict[str, float | None]:
 def _dynamo(cell: Measured, notes: list[str]) -> dict[str, float | None]:
     """The transfer ends before decode is asked, so all that waits at decode waits for a slot."""
     window = cell.window
-    waited = window.integral("decode", "waiting")
-    requests = int(cell.answers.ok.sum())
     notes.append(
         "Dynamo's pages do not tell prefill's queue, its compute and the transfer apart: they are in unexplained"
         + (
@@ -136,11 +135,28 @@ def _dynamo(cell: Measured, notes: list[str]) -> dict[str, float | None]:
             else "."
         )
     )
-    slot = None if waited is None or not requests else waited / requests * 1000
-    # Decode's own TTFT there is slot wait + first step; a difference outside a few steps is sampling noise, not a step.
-    step = _minus(window.mean_ms("decode", "ttft_s"), slot)
-    tpot = cell.answers.mean(cell.answers.tpot_ms) or 0.0
-    return {"slot_wait": slot, "first_step": step if step is not None and 0 <= step <= POLL_STEPS * tpot else None}
+    gauge, error = gauge_wait_ms(cell, "decode")
+    ttft, step = window.mean_ms("decode", "ttft_s"), window.mean_ms("decode", "itl_s")
+    step = cell.answers.mean(cell.answers.tpot_ms) if step is None else step
+    if ttft is None or step is None:
+        return {"slot_wait": gauge}
+    # Decode's own TTFT there is slot wait + first step, exactly counted; the sampled gauge is only a witness.
+    slot = ttft - step
+    if slot <= step and not reached(cell):
+        return {"slot_wait": 0.0, "first_step": ttft}  # the wait for the step under way, with slots free
+    slot = max(0.0, slot)
+    if gauge is not None and abs(gauge - slot) > max(step, GAUGE_SIGMAS * error):
+        notes.append(f"decode's waiting gauge says {gauge:,.0f} ms of slot wait, its TTFT counter {slot:,.0f} ms.")
+    return {"slot_wait": slot, "first_step": ttft - slot}
+
+
+def gauge_wait_ms(cell: Measured, role: str) -> tuple[float | None, float]:
+    """Mean wait by the area under `waiting` (Little's law), and the standard error of what its samples missed."""
+    waited, requests = cell.window.integral(role, "waiting"), int(cell.answers.ok.sum())
+    if waited is None or not requests:
+        return None, 0.0
+    missed = [np.diff(g.value) * np.diff(g.t) for _, _, _, g in cell.window.gauges(role, "waiting")]
+    return waited / requests * 1000, float(sum(np.sum(m**2) for m in missed)) ** 0.5 / 2 / requests * 1000
 
 
 def _nothing(cell: Measured, notes: list[str]) -> dict[str, float | None]:

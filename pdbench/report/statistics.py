@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -40,10 +41,17 @@ def binomial_cdf(k: int, n: int, q: float) -> float:
         return 1.0
     if n > EXACT_BINOMIAL_UP_TO:
         return normal_cdf((k + 0.5 - n * q) / math.sqrt(n * q * (1 - q)))
-    log_q, log_p = math.log(q), math.log1p(-q)
-    whole = math.lgamma(n + 1)
-    terms = (whole - math.lgamma(i + 1) - math.lgamma(n - i + 1) + i * log_q + (n - i) * log_p for i in range(k + 1))
-    return min(1.0, math.fsum(math.exp(term) for term in terms))
+    return float(_binomial_table(n, q)[k])
+
+
+@lru_cache(maxsize=256)
+def _binomial_table(n: int, q: float) -> Floats:
+    """P(X <= k) for all k."""
+    log_factorial = np.concatenate(([0.0], np.cumsum(np.log(np.arange(1, n + 1)))))
+    k = np.arange(n + 1)
+    log_p = log_factorial[n] - log_factorial - log_factorial[::-1] + k * math.log(q) + (n - k) * math.log1p(-q)
+    table: Floats = np.minimum(1.0, np.cumsum(np.exp(log_p)))
+    return table
 
 
 def needed_for(q: float, confidence: float = CONFIDENCE) -> int:

@@ -13,7 +13,15 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from pdbench.report import steady_state
-from pdbench.report.answers import Answers, Load, counts, latencies, rates, read_answers
+from pdbench.report.answers import (
+    Answers,
+    Load,
+    counts,
+    latencies,
+    rates,
+    read_answers,
+    several_tokens_per_event,
+)
 from pdbench.report.cell import Measured, Part, measured
 from pdbench.report.demand import Slots, slots_of
 from pdbench.report.diagnosis import diagnose
@@ -29,6 +37,7 @@ if TYPE_CHECKING:
 
 SCHEMA = 1
 LOW_LOAD_UTILISATION = 0.35  # slots in use at which a cell's TPOT serves as the one without load
+SEVERAL_TOKENS = 1.05  # per event: from here on an ITL is not the gap between tokens
 
 SERVER_MEANS = (
     "queue_s",
@@ -57,7 +66,8 @@ def summarise(run: Run) -> dict[str, Any]:
         "targets": [d.get("target") for d in document.get("deployments", [])],
         "plan": document.get("plan", {}),
         "versions": _versions(document),
-        "interrupted": bool(document.get("interrupted")),
+        "interrupted": len(document.get("cell_runs", [])) < _planned(document)
+        or any(entry.get("state") != "done" for entry in document.get("cell_runs", [])),
         "verdict": run_verdict(cells, simulated),
         "cells": cells,
     }
@@ -67,7 +77,12 @@ def summarise(run: Run) -> dict[str, Any]:
 
 def exit_code_of(summary: Mapping[str, Any]) -> int:
     """0 when at least one cell is valid, else 3."""
-    return 0 if any(not cell_is_void(cell) for cell in summary["cells"]) else 3
+    return 0 if any(not cell_is_void(cell) and cell["state"] == "done" for cell in summary["cells"]) else 3
+
+
+def _planned(document: Mapping[str, Any]) -> int:
+    plan = document.get("plan", {})
+    return len(plan.get("cells", [])) * int(plan.get("repeats") or 1)
 
 
 def cell_summary(cell: Measured, tpot0_ms: float | None = None) -> dict[str, Any]:
@@ -81,6 +96,7 @@ def cell_summary(cell: Measured, tpot0_ms: float | None = None) -> dict[str, Any
     entry: dict[str, Any] = {
         "cell": cell.cell.get("cell"),
         "target": cell.cell.get("target"),
+        "state": "done" if all(part.entry.get("state") == "done" for part in cell.parts) else "interrupted",
         "loop": "open" if cell.rate is not None else "closed",
         "request_rate": cell.rate,
         "max_concurrency": cell.streams,
@@ -92,6 +108,7 @@ def cell_summary(cell: Measured, tpot0_ms: float | None = None) -> dict[str, Any
         **_growth(cell),
         **servers(cell),
         "client": _client_keys(cell),
+        "notes": _notes(cell, split),
         "validity": [finding.document() for finding in validity],
         "diagnosis": [cause.document() for cause in causes],
         "repeats": [_repeat(part, single, own) for (part, single), (_, own) in zip(alone, found, strict=True)],
@@ -130,11 +147,19 @@ def figures(cell: Measured) -> dict[str, Any]:
 def _split_keys(split: Split | None) -> dict[str, Any]:
     if split is None:
         return {}
-    return {"ttft_split_ms": split.parts, **({"ttft_split_notes": list(split.notes)} if split.notes else {})}
+    return {"ttft_split_ms": split.parts}
+
+
+def _notes(cell: Measured, split: Split | None) -> list[str]:
+    """What to keep in mind when reading the numbers, and what could not be told apart: remarks, no flags."""
+    notes = list(split.notes) if split is not None else []
+    if (several := several_tokens_per_event(cell.answers)) is not None and several > SEVERAL_TOKENS:
+        notes.insert(0, f"events carry {several:.2g} tokens: ITL is per event, not per token.")
+    return notes
 
 
 def _slot_keys(slots: Slots) -> dict[str, Any]:
-    names = ("needed", "held", "available", "utilisation", "source")
+    names = ("needed", "held", "available", "utilisation", "source", "prefill_held", "role")
     return {name: getattr(slots, name) for name in names}
 
 
@@ -230,18 +255,23 @@ def _cells(run: Run) -> Iterator[Measured]:
                 continue
             rows = requests[(requests["cell"] == entry["cell"]) & (requests["repeat"] == entry["repeat"])]
             if len(rows):
-                parts.append(_part(entry, rows, chunks, metrics, cell["target"]))
+                parts.append(_part(entry, rows, chunks, metrics, cell))
         if parts:
             yield measured(plan, cell, deployments.get(cell["target"], {}), parts)
 
 
 def _part(
-    entry: Mapping[str, Any], rows: pandas.DataFrame, chunks: Mapping[str, Any], metrics: Metrics, target: str
+    entry: Mapping[str, Any],
+    rows: pandas.DataFrame,
+    chunks: Mapping[str, Any],
+    metrics: Metrics,
+    cell: Mapping[str, Any],
 ) -> Part:
     answers: Answers = read_answers(rows, chunks)
     start, send_end, end = entry["start_s"], entry["send_end_s"], entry["end_s"]
-    segment = metrics.segment(target, start, send_end, end)
-    return Part(int(entry["repeat"]), entry, Load(answers, start, send_end), segment)
+    streams = cell.get("max_concurrency")
+    segment = metrics.segment(cell["target"], start, send_end, end)
+    return Part(int(entry["repeat"]), entry, Load(answers, start, send_end, streams is not None), segment)
 
 
 def _bounded(entry: Mapping[str, Any], requests: pandas.DataFrame) -> dict[str, Any] | None:

@@ -23,6 +23,7 @@ from pdbench.report.wording import (
     loop,
     needed_requests,
     new_advice,
+    notes,
     part_name,
     percent,
     place,
@@ -33,6 +34,7 @@ from pdbench.report.wording import (
     tenths,
     verdict_mark,
     void_codes,
+    which,
 )
 
 MARK_STYLE = {"void": "bold red", "warn": "yellow", "ok": "green", "none": "bold red"}
@@ -62,7 +64,7 @@ def final_table(summary: Summary, width: int) -> RenderableType:
     parts: list[RenderableType] = [*_verdict(summary, cells)]
     if cells:
         parts += [Text(), *_numbers(summary, cells, width)]
-        parts += [*_split(cells, width), *_warnings(cells)]
+        parts += [*_split(cells, width), *_notes(cells), *_warnings(cells)]
     return Group(*parts)
 
 
@@ -147,31 +149,31 @@ def _row(cell: CellSummary, row: Sequence[str], layout: Layout) -> Iterator[Rend
 
 def _legend(layout: Layout, cells: Sequence[CellSummary]) -> Iterator[RenderableType]:
     written = {text for row in layout.rows for text in row}
-    notes = []
+    said: list[str] = []
     if any("\N{PLUS-MINUS SIGN}" in text for text in written):
-        notes.append("\N{PLUS-MINUS SIGN}: reach of the 95% interval")
+        said.append("\N{PLUS-MINUS SIGN}: reach of the 95% interval")
     if any(text.endswith("+?") for text in written):
-        notes.append("+?: too few requests to bound it from above")
+        said.append("+?: too few requests to bound it from above")
     if any(text.startswith((">", "n<", "needs ")) for text in written):
-        asks = ", ".join(
-            sorted({f"{q} takes {n}" for cell in cells for q in ("p99", "p90", "p50") if (n := _asks(cell, q))})
-        )
-        notes.append(f">: too few requests for this percentile ({asks}); here its 95% interval begins")
+        asks = sorted({f"{q} takes {n}" for cell in cells for q in ("p99", "p90", "p50") if (n := _asks(cell, q))})
+        gaps = [n for cell in cells if (n := needed_requests(cell, "p99", "itl")) is not None]
+        asks += [f"of ITL up to {max(gaps):,}"] if gaps else []
+        said.append(f">: too few requests for this percentile ({', '.join(asks)}); here its 95% interval begins")
     if any(layout.heads[i][0] == "slots" for i in range(len(layout.heads))):
-        notes.append("slots: needed by the load / available")
-    notes += [
+        said.append("slots: needed by the load / available")
+    said += [
         f"{name}: {reach_of(quantile, metric, cells)}"
         for name, quantile, metric in _DOUBTED
         if name in layout.shortened and any(statistic(cell, quantile, metric) is not None for cell in cells)
     ]
     if layout.left_out:
-        notes.append(f"left out at this width: {', '.join(reversed(layout.left_out))}")
-    for note in notes:
+        said.append(f"left out at this width: {', '.join(reversed(layout.left_out))}")
+    for note in said:
         yield _hanging(Text(), Text(note, style="dim"))
 
 
 def _asks(cell: CellSummary, quantile: str) -> int | None:
-    return next((n for m in ("ttft", "itl", "e2el") if (n := needed_requests(cell, quantile, m)) is not None), None)
+    return next((n for m in ("ttft", "e2el") if (n := needed_requests(cell, quantile, m)) is not None), None)
 
 
 def _split(cells: Sequence[CellSummary], width: int) -> Iterator[RenderableType]:
@@ -199,6 +201,14 @@ def _split_in_words(cells: Sequence[CellSummary]) -> Iterator[RenderableType]:
         yield _hanging(Text(MARK_TEXT[mark], style=MARK_STYLE[mark]), line)
 
 
+def _notes(cells: Sequence[CellSummary]) -> Iterator[RenderableType]:
+    """Remarks that doubt no number."""
+    for index, (where, said) in enumerate(notes(cells)):
+        if index == 0:
+            yield Text()
+        yield _hanging(Text("note"), Text(f"{where}: {said}", style="dim"))
+
+
 def _warnings(cells: Sequence[CellSummary]) -> Iterator[RenderableType]:
     """Each warning once, with the cells that it concerns."""
     concerned: dict[str, list[tuple[CellSummary, str]]] = {}
@@ -211,8 +221,6 @@ def _warnings(cells: Sequence[CellSummary]) -> Iterator[RenderableType]:
     for index, (code, found) in enumerate(concerned.items()):
         if index == 0:
             yield Text()
-        where = place(found[0][0])
-        if len(found) > 1:
-            where = f"{'every cell' if len(found) == len(cells) else f'{len(found)} cells'}, such as {where}"
+        where = which(len(found), len(cells), found[0][0])
         said = Text.assemble((code, "bold"), f" ({where}): {found[0][1]}")
         yield _hanging(Text(MARK_TEXT["warn"], style=MARK_STYLE["warn"]), said)

@@ -1,7 +1,7 @@
 """What voids or flags a cell: each finding has its measured value, the limit and what to do next.
 
 `findings` judges one repeat. A void finding means that the cell's numbers do not say what their names promise; a
-warning says what to keep in mind. The limits are constants in `steady_state`, `client_checks` and `server_checks`;
+warning says what to keep in mind. The limits are constants in the modules of the checks;
 docs/validity.md has the reasons and measured error rates.
 """
 

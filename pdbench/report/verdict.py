@@ -40,8 +40,8 @@ def cell_verdict(cell: Mapping[str, Any]) -> str:
         codes = {v["code"] for v in voids}
         if voids[0]["code"] == "not-steady-state":
             return f"{name}: {_not_steady(cell, voids[0])}"
-        others = ", ".join(sorted(codes - {voids[0]["code"]}))
-        return f"{name}: void ({voids[0]['code']}): {voids[0]['evidence']}" + (f" Also {others}." if others else "")
+        named = ", also ".join([voids[0]["code"], *sorted(codes - {voids[0]["code"]})])
+        return f"{name}: void ({named}): {voids[0]['evidence']}"
     return f"{name}: {_good(cell)}"
 
 
@@ -53,12 +53,19 @@ def _not_steady(cell: Mapping[str, Any], finding: Mapping[str, Any]) -> str:
     text = "not steady state"
     if cause is not None:
         slots = cell.get("slots", {})
-        counted = cause["cause"] == "decode-slots" and slots.get("utilisation", 0) >= 1
-        known = f"decode needs {slots['needed']:.1f} slots and has {slots['available']}" if counted else cause["cause"]
-        text += f": {known}"
+        demand = slots.get("needed", 0.0) + slots.get("prefill_held", 0.0)
+        counted = cause["cause"] == "decode-slots" and demand >= slots.get("available", demand + 1)
+        text += f": {_short_of(slots) if counted else cause['cause']}"
     mean = f"{cell['mean_ttft_ms']:,.0f} ms"
     text += f"; TTFT grows {_ms(growth)} ms per request, so {mean} is a figure of this run's length."
     return f"{text} {_first_sentence(cause['advice'] if cause is not None else 'Lower the rate or add capacity.')}"
+
+
+def _short_of(slots: Mapping[str, Any]) -> str:
+    where = "the server" if slots.get("role") == "colocated" else "decode"
+    own = slots.get("prefill_held", 0.0)
+    held = f" plus {own:.1f} held during prefill" if own and slots["needed"] < slots["available"] else ""
+    return f"{where} needs {slots['needed']:.1f} slots{held} and has {slots['available']}"
 
 
 def _good(cell: Mapping[str, Any]) -> str:
@@ -68,7 +75,8 @@ def _good(cell: Mapping[str, Any]) -> str:
         text += f", TPOT {tpot:.1f} ms"
     slots = cell.get("slots", {})
     if "utilisation" in slots:
-        text += f", {slots['needed']:.1f} of {slots['available']} decode slots"
+        kind = "slots" if slots.get("role") == "colocated" else "decode slots"
+        text += f", {slots['needed']:.1f} of {slots['available']} {kind}"
     causes = cell["diagnosis"]
     if causes:
         first = causes[0]
@@ -90,18 +98,32 @@ def _ms(value: float) -> str:
 
 
 def run_verdict(cells: Sequence[Mapping[str, Any]], simulated: bool) -> str:
-    """One sentence on the run."""
+    """How many cells are valid, and the first thing to change at the most telling one."""
     prefix = "SIMULATED. " if simulated else ""
     if not cells:
         return prefix + "No cell was measured."
-    valid = [cell for cell in cells if not is_void(cell)]
     void = [cell for cell in cells if is_void(cell)]
-    if not valid:
-        return f"{prefix}No cell is valid. {cells[0]['verdict']}"
-    if not void:
-        busiest = max(valid, key=_load)
-        return f"{prefix}All {len(valid)} cells are valid. The busiest: {busiest['verdict']}"
-    return f"{prefix}{len(valid)} of {len(cells)} cells are valid. {void[0]['verdict']}"
+    valid = [cell for cell in cells if not is_void(cell)]
+    if void:
+        counted = f"{len(valid)} of {len(cells)} cells are valid" if valid else "No cell is valid"
+        return f"{prefix}{counted}; {min(void, key=_tells)['verdict']}"
+    named = [cell for cell in valid if cell["diagnosis"]]
+    telling = max(named or valid, key=_share if named else _load)
+    counted = f"All {len(valid)} cells are valid" if len(valid) > 1 else "The cell is valid"
+    return f"{prefix}{counted}; {'' if named else 'the busiest, '}{telling['verdict']}"
+
+
+def _tells(cell: Mapping[str, Any]) -> tuple[int, float, float]:
+    """What to put right first: doubt about the measurement, then the lowest load that breaks, its slowest shape."""
+    codes = [v["code"] for v in cell["validity"] if v["severity"] == "void"]
+    grave = min((GRAVE.index(code) if code in GRAVE else len(GRAVE) for code in codes), default=-1)
+    load, mean = _load(cell)
+    return grave, load, -mean
+
+
+def _share(cell: Mapping[str, Any]) -> float:
+    shares = [cause.get("share") for cause in cell["diagnosis"]]
+    return max((float(share) for share in shares if share is not None), default=0.0)
 
 
 def is_void(cell: Mapping[str, Any]) -> bool:

@@ -119,6 +119,23 @@ def flags(cell: CellSummary, severity: str | None = None) -> list[Mapping[str, A
     return [flag for flag in found if severity is None or flag.get("severity") == severity]
 
 
+def notes(cells: Sequence[CellSummary]) -> list[tuple[str, str]]:
+    """The remarks of all cells as (where, what); those that differ in their numbers only are said once."""
+    found: dict[str, list[tuple[CellSummary, str]]] = {}
+    for cell in cells:
+        for note in cell.get("notes") or []:
+            said = clean(note)
+            found.setdefault(re.sub(r"[\d.,]+", "#", said), []).append((cell, said))
+    return [(which(len(some), len(cells), some[0][0]), some[0][1]) for some in found.values()]
+
+
+def which(concerned: int, of: int, first: CellSummary) -> str:
+    """`every cell, such as 8 req/s x 512 tokens`."""
+    if concerned == 1:
+        return place(first)
+    return f"{'every cell' if concerned == of else f'{concerned} cells'}, such as {place(first)}"
+
+
 def verdict_mark(cell: CellSummary) -> str:
     """`void`, `warn`, `none` (no request was answered) or `ok`."""
     if flags(cell, "void"):

@@ -39,13 +39,14 @@ async def run_cell(
     *,
     chat: ChatCalibration | None = None,
     drive: str = "proxy",
+    attempt: int = 0,
 ) -> dict[str, Any]:
-    """Measure one cell and return its entry of `cell_runs`.
+    """Measure one cell and return its entry of `cell_runs`; `attempt` counts how often it was measured before.
 
     `stop` ends it early: requests in flight become `cancelled` rows, the state is `interrupted`. So does a recorder
     that dies or a disk that is full; keep the entry, then `recorder.check()` raises what happened.
     """
-    make = cell_requests(deployment, plan, cell, repeat, run_tag(run), chat=chat, drive=drive)
+    make = cell_requests(deployment, plan, cell, repeat, run_tag(run), chat=chat, drive=drive, attempt=attempt)
     offsets = cell_offsets(plan, cell, repeat)
     context = CellContext(cell.cell, repeat, cell.target, run.origin_ns, deployment.credentials)
     paths = [run.live_path(table, cell.cell, repeat) for table in ("requests", "chunks")]
@@ -63,14 +64,15 @@ async def run_cell(
     if recorder.failed.done():
         entry["state"] = "interrupted"
     entry["client"] |= {"recorder_backlog_max": recorder.backlog_max, "shared_reads_share": shared.share}
-    return {"cell": cell.cell, "repeat": repeat, "seed": plan.cell_seed(cell, repeat), **entry}
+    seeds = {"seed": plan.cell_seed(cell, repeat), "prompt_seed": plan.prompt_seed_of(cell, repeat, attempt)}
+    return {"cell": cell.cell, "repeat": repeat, "attempt": attempt, **seeds, **entry}
 
 
 def cell_offsets(plan: Plan, cell: Cell, repeat: int) -> Offsets | None:
     """The schedule of an open loop from the cell's seed; `None` for a closed loop, whose answers set the pace."""
     if cell.request_rate is None:
         return None
-    rng = np.random.Generator(np.random.PCG64(_streams(plan, cell, repeat)[0]))
+    rng = np.random.Generator(np.random.PCG64(plan.cell_seed(cell, repeat)))
     return schedule(plan.arrivals, cell.request_rate, plan.burstiness, plan.num_prompts, plan.duration_s, rng)
 
 
@@ -83,16 +85,12 @@ def cell_requests(
     *,
     chat: ChatCalibration | None = None,
     drive: str = "proxy",
+    attempt: int = 0,
 ) -> MakeRequest:
     """The requests of a cell by index: fresh prompts from its seed, ids `<tag>-<cell>-<repeat>-<index>`."""
-    seed = int(_streams(plan, cell, repeat)[1].generate_state(1, np.uint64)[0])
+    seed = plan.prompt_seed_of(cell, repeat, attempt)
     prompt = prompt_source(plan.endpoint, seed, cell.prompt_len, plan.vocab_size, chat)
     return DRIVES[drive](deployment, plan, cell, f"{tag}-{cell.cell}-{repeat}", prompt)
-
-
-def _streams(plan: Plan, cell: Cell, repeat: int) -> list[np.random.SeedSequence]:
-    """Independent randomness for the arrivals and for the prompts of a cell."""
-    return np.random.SeedSequence(plan.cell_seed(cell, repeat)).spawn(2)
 
 
 def run_tag(run: Run) -> str:

@@ -4,22 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
-import re
-import shlex
 import signal
 import sys
-import time
-from collections.abc import Coroutine, Iterator, Mapping
-from dataclasses import replace
+from collections.abc import Coroutine, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from pdbench import __version__
-from pdbench.deployment import Credentials, Deployment, api_key, build, from_document
-from pdbench.errors import Interrupted, PdbenchError, Unreachable, UsageError
+from pdbench.deployment import Deployment
+from pdbench.errors import Interrupted, PdbenchError
 from pdbench.recipe import TargetFlags, chosen, config_file
 
 if TYPE_CHECKING:
@@ -120,17 +114,19 @@ def sweep(
     given = locals()
     from pdbench.run import Run
     from pdbench.sweep.options import DEFAULTS, merged, plan_from
+    from pdbench.sweep.start import practice, resumed
 
-    flags = TargetFlags(**{name: given[name] or () if name in LISTS else given[name] for name in TARGET_FLAGS})
+    named: dict[str, Any] = {name: given[name] or () if name in LISTS else given[name] for name in TARGET_FLAGS}
+    flags = TargetFlags(**named)
     load = {name: given[name] for name in DEFAULTS}
     if out is not None:
         Run.refuse_existing(out)
     with contextlib.ExitStack() as stack:
         if resume is not None:
-            run, deployments, plan = _resumed(stack, resume, flags, load, out)
+            run, deployments, plan = resumed(stack, resume, flags, load, out)
         else:
             run, file = None, None if testbed else config_file(recipe)
-            deployments = [_practice(stack, testbed, flags)] if testbed else chosen(flags, file)
+            deployments = [practice(stack, testbed, flags)] if testbed else chosen(flags, file)
             options = merged(load, file.sweep if file else {}, str(file.path) if file else "")
             plan = plan_from(options, [deployment.target for deployment in deployments])
         run, failure = _in_event_loop(_carry_out(run, deployments, plan, out))
@@ -141,91 +137,27 @@ LISTS = ("proxy", "prefill", "decode", "server", "target", "metrics_url")
 TARGET_FLAGS = tuple(TargetFlags.__dataclass_fields__)
 
 
-def _practice(stack: contextlib.ExitStack, mode: str, flags: TargetFlags) -> Deployment:
-    """Start the testbed; what the flags say of a deployment is what it then simulates."""
-    if flags.urls or flags.target or flags.recipe:
-        raise UsageError("--testbed brings its own servers: it excludes --proxy, --server, --target and --recipe.")
-    from pdbench.testbed.launch import TestbedError, running
-    from pdbench.testbed.settings import MODES, Settings
-
-    if mode not in MODES:
-        raise UsageError(f"--testbed is one of {', '.join(MODES)}, not {mode!r}.")
-    wanted = {"max_num_seqs": flags.max_num_seqs, "prefill_max_num_seqs": flags.prefill_max_num_seqs}
-    wanted |= {"link_gb_s": flags.link_gb_s, "model": flags.model}
-    settings = Settings(mode=mode, **{k: v for k, v in wanted.items() if v is not None}).on_free_ports()
-    try:
-        testbed = stack.enter_context(running(settings))
-    except TestbedError as error:
-        raise Unreachable(f"{error}.") from None
-    roles = {"proxy": [testbed.proxy_url], "prefill": testbed.prefill_urls, "decode": testbed.decode_urls}
-    if mode == "colocated":
-        roles = {"colocated": testbed.server_urls}
-    urls = [(role, url) for role, several in roles.items() for url in several if url]
-    return build("default", urls, mode=mode, link_gb_s=settings.link_gb_s, simulated=True, source=f"--testbed {mode}")
-
-
-def _new_run(out: Path | None, deployments: list[Deployment], plan: Plan) -> Run:
-    """The run directory, made when everything that can be refused has been."""
-    import platform
-
-    from pdbench.probe.discover import notes
-    from pdbench.run import Run
-
-    path = out or Path("runs") / time.strftime("%Y%m%d-%H%M%S")
-    return Run.create(
-        path,
-        {
-            "pdbench": __version__,
-            "created_unix_s": time.time(),
-            "command": _command_line(),
-            "simulated": any(deployment.simulated for deployment in deployments),
-            "host": {"python": platform.python_version(), "platform": platform.platform(), "cpus": os.cpu_count()},
-            "deployments": [deployment.document() for deployment in deployments],
-            "plan": plan.document(),
-            "notes": [note for deployment in deployments for note in notes(deployment)],
-        },
-    )
-
-
-def _resumed(
-    stack: contextlib.ExitStack, path: Path, flags: TargetFlags, load: Mapping[str, Any], out: Path | None
-) -> tuple[Run, list[Deployment], Plan]:
-    """An unfinished run: plan and servers from run.json, credentials from the flags; a testbed is started anew."""
-    from pdbench.run import Run
-    from pdbench.sweep.plan import plan_of
-
-    if out is not None or any(value not in (None, []) for value in load.values()):
-        raise UsageError("--resume goes on with the plan of the run: it takes no --out and no flags of the load.")
-    run = Run.open(path)
-    deployments = [from_document(document) for document in run.document["deployments"]]
-    practised = next((d for d in deployments if d.source.startswith("--testbed ")), None)
-    if practised is not None:
-        known = replace(
-            flags, max_num_seqs=practised.decode_slots, link_gb_s=practised.link_gb_s, model=practised.model
-        )
-        deployments = [_practice(stack, practised.source.split()[1], known)]
-    named = {d.target: d.credentials for d in chosen(flags, None)} if flags.urls or flags.target else {}
-    key = Credentials(api_key(flags.api_key_env, flags.api_key_file))
-    deployments = [replace(d, credentials=named.get(d.target, key)) for d in deployments]
-    run.reopen()
-    return run, deployments, plan_of(run.document["plan"])
-
-
 async def _carry_out(
     run: Run | None, deployments: list[Deployment], plan: Plan, out: Path | None
 ) -> tuple[Run, PdbenchError | None]:
     """Discover, warm up, measure. Returns what was measured and what ended it early, if anything did."""
-    from pdbench.probe.discover import discover
+    from pdbench.probe.discover import discover, notes
     from pdbench.sweep.live import Live
     from pdbench.sweep.measure import measure
     from pdbench.sweep.plan import refuse_what_does_not_fit
+    from pdbench.sweep.start import new_run
     from pdbench.sweep.warmup import warm_up
 
     known = {deployment.target: await discover(deployment) for deployment in deployments}
     for deployment in known.values():
         refuse_what_does_not_fit(plan, deployment)
+        for note in notes(deployment):
+            print(f"note: {note}", file=sys.stderr)
     chat = {target: await warm_up(deployment, plan) for target, deployment in known.items()}
-    run = run or _new_run(out, list(known.values()), plan)
+    if run is None:
+        run = new_run(out, list(known.values()), plan)
+    else:
+        run.reopen()
     stop = asyncio.Event()
     try:
         with _stopping_on_ctrl_c(stop), Live(plan, known) as live:
@@ -274,18 +206,10 @@ def _tell(run: Run, failure: PdbenchError | None, *, as_json: bool) -> None:
 
     try:
         run.finish()
-        if run.document["cell_runs"]:
-            summary = conclude(run)
-            show([(run, summary)], as_json=as_json)
-    except PdbenchError:
-        if failure is None:
-            raise
+        summary = conclude(run)
+        show([(run, summary)], as_json=as_json)
+    except PdbenchError as error:
+        raise failure or error from None
     if failure is not None:
         raise failure
     refuse_invalid(run, summary)
-
-
-def _command_line() -> str:
-    """The command as typed, without the user information of URLs."""
-    words = (re.sub(r"(?<=//)[^/@\s]*@", "***@", word) for word in sys.argv[1:])
-    return shlex.join(["pdbench", *words])

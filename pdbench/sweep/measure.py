@@ -21,6 +21,7 @@ from pdbench.sweep.recorder import Recorder
 SETTLE_S = 0.5  # between cells, at least
 SETTLE_LIMIT_S = 30.0  # how long to wait for servers that still work on what is not ours to wait for
 GAUGES_PERIOD_S = 0.25
+GONE = {"connect", "reset", "dns"}  # what requests end with when the server is not there
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,10 +57,11 @@ async def measure(
             if stop.is_set():
                 return
             kinds = await _measure_cell(bench, cell, repeat)
-            if kinds == {"connect"}:
-                entry = deployments[cell.target].entry.url
+            if kinds and kinds <= GONE:
+                run.document["cell_runs"][-1]["state"] = "interrupted"
+                run.save()
                 raise Unreachable(
-                    f"{entry} stopped answering: no request of cell {cell.cell} got through.",
+                    f"{deployments[cell.target].entry.url} stopped answering: no request of a whole cell got through.",
                     f"Start it again and go on: pdbench sweep --resume {run.path}",
                 )
 
@@ -85,9 +87,11 @@ async def _instruments(
 async def _measure_cell(bench: Bench, cell: Cell, repeat: int) -> set[str | None]:
     """Measure one cell and keep it. Returns the kinds of error that its requests ended with (None: without)."""
     run, entries = bench.run, bench.run.document["cell_runs"]
+    former = [entry for entry in entries if (entry["cell"], entry["repeat"]) == (cell.cell, repeat)]
+    attempt = sum(1 + entry.get("attempt", 0) for entry in former)
     run.discard(cell.cell, repeat)
     entries[:] = [entry for entry in entries if (entry["cell"], entry["repeat"]) != (cell.cell, repeat)]
-    entries.append({"cell": cell.cell, "repeat": repeat, "state": "running"})
+    entries.append({"cell": cell.cell, "repeat": repeat, "attempt": attempt, "state": "running"})
     run.save()
     kinds: set[str | None] = set()
 
@@ -110,6 +114,7 @@ async def _measure_cell(bench: Bench, cell: Cell, repeat: int) -> set[str | None
             bench.stop,
             on_row,
             chat=bench.chat[cell.target],
+            attempt=attempt,
         )
         entries[-1] = entry
     finally:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import secrets
 from collections.abc import Mapping
 from typing import Any
 
@@ -19,7 +20,7 @@ DEFAULTS: dict[str, Any] = {
     "duration": None,
     "burstiness": 1.0,
     "arrivals": None,
-    "seed": 0,
+    "seed": None,
     "endpoint": "completions",
     "vocab_size": 4000,
     "ignore_eos": True,
@@ -59,7 +60,12 @@ def _listed(name: str, value: Any) -> Any:
 
 def plan_from(options: Mapping[str, Any], targets: list[str]) -> Plan:
     """The plan of merged options. Raises UsageError with the flag that is wrong."""
-    rates = [] if options["rates"] in (["inf"], []) else several(options["rates"], "--rates", positive)
+    if any(word.strip().lower() == "inf" for text in options["rates"] for word in text.split(",")):
+        raise UsageError(
+            "--rates inf sends everything at once, which measures the number of prompts.",
+            "For the most that the deployment takes give a closed loop: --max-concurrency 8,16,32.",
+        )
+    rates = several(options["rates"], "--rates", positive)
     concurrencies = several(options["max_concurrency"], "--max-concurrency", count)
     if rates and concurrencies:
         raise UsageError(
@@ -85,7 +91,8 @@ def plan_from(options: Mapping[str, Any], targets: list[str]) -> Plan:
         burstiness=burstiness,
         num_prompts=num_prompts,
         duration_s=duration_s,
-        seed=_seed(options["seed"]),
+        seed=_seed(options["seed"]) if options["seed"] is not None else 0,
+        prompt_seed=None if options["seed"] is not None else secrets.randbits(63),
         endpoint=options["endpoint"],
         vocab_size=vocab_size,
         ignore_eos=bool(options["ignore_eos"]),

@@ -40,7 +40,8 @@ class Plan:
     burstiness: float = 1.0  # gamma shape of the gaps, as in vLLM: 1 is Poisson, below 1 is burstier
     num_prompts: int | None = None
     duration_s: float | None = DEFAULT_DURATION_S
-    seed: int = 0
+    seed: int = 0  # of arrivals, and of prompts when prompt_seed is None
+    prompt_seed: int | None = None  # drawn for each run unless the seed was asked for: caches must not know the prompts
     endpoint: str = "completions"  # completions (token ids), chat (text)
     vocab_size: int = 4000  # ids are drawn from 256 to vocab_size - 1
     ignore_eos: bool = True
@@ -59,9 +60,14 @@ class Plan:
                     yield cell, repeat
 
     def cell_seed(self, cell: Cell, repeat: int) -> int:
-        """Seed of one cell's arrivals and prompts: the same for every target, another for every cell and repeat."""
+        """Seed of one cell's arrivals: the same for every target, another for every cell and repeat."""
         place = [round(float(value or 0) * 1e6) for value in _place(cell)]
         return int(np.random.SeedSequence([self.seed, repeat, *place]).generate_state(1, np.uint64)[0] >> 1)
+
+    def prompt_seed_of(self, cell: Cell, repeat: int, attempt: int) -> int:
+        """Seed of one cell's prompts; another one when an interrupted cell is measured again."""
+        words = [self.cell_seed(cell, repeat), self.seed if self.prompt_seed is None else self.prompt_seed, attempt]
+        return int(np.random.SeedSequence(words).generate_state(1, np.uint64)[0])
 
     def document(self) -> dict[str, Any]:
         """The plan as stored in run.json."""

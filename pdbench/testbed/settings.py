@@ -67,8 +67,8 @@ class Settings:
     lease_s: float = _is(30.0, "how long prefill keeps KV for a decode that does not come")
 
     block_size: int = _is(16, "tokens of a KV block")
-    prefill_blocks: int = _is(131072, "KV blocks of each prefill server")
-    decode_blocks: int = _is(131072, "KV blocks of each decode server, and of co-located")
+    prefill_blocks: int = _is(229376, "KV blocks of each prefill server: what 8 H200 hold beside the weights")
+    decode_blocks: int = _is(229376, "KV blocks of each decode server, and of co-located")
     prefill_prefix_caching: bool = _is(True, "prefix cache on prefill")
     decode_prefix_caching: bool = _is(True, "prefix cache on decode and co-located")
 

@@ -22,3 +22,19 @@ sys.exit(code or len(loaded))
 """
     done = subprocess.run([sys.executable, "-c", script, *words], capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize(
+    ("typed", "meant"),
+    [
+        ("--goodput ttft:1 tpot:2 --rates 1", "--goodput ttft:1 --goodput tpot:2 --rates 1"),
+        ("--goodput ttft:1 --goodput tpot:2", "--goodput ttft:1 --goodput tpot:2"),
+        ("--goodput --rates 1", "--goodput --rates 1"),
+        ("--goodput", "--goodput"),
+        ("run a:b", "run a:b"),
+    ],
+)
+def test_goodput_takes_several_words(typed: str, meant: str) -> None:
+    from pdbench.cli import spread
+
+    assert list(spread(typed.split())) == meant.split()

@@ -245,9 +245,11 @@ def test_a_missing_metrics_page_is_a_note_and_so_is_a_cut_one() -> None:
     assert any("ended inside" in note for note in notes(look([("colocated", vllm("decode", metrics=cut))])))
 
 
-def test_exchanged_roles_and_different_versions_are_noted() -> None:
+def test_exchanged_roles_are_refused_and_different_versions_noted() -> None:
     swapped = [("proxy", Replay({})), ("prefill", vllm("decode")), ("decode", vllm("prefill"))]
-    assert sum("exchanged" in note for note in notes(look(swapped))) == 2
+    with pytest.raises(UsageError, match="kv_consumer") as caught:
+        look(swapped)
+    assert "exchanged" in caught.value.hint
     older = vllm("decode", version=Reply(b'{"version":"0.31.1"}'))
     said = notes(look([("proxy", Replay({})), ("prefill", vllm("prefill")), ("decode", older)]))
     assert sum("versions" in note for note in said) == 2

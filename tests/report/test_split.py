@@ -61,7 +61,7 @@ def test_without_stage_gauges_the_rest_is_never_called_slot_wait(tmp_path: Path)
     cell = cell_of(tmp_path, World(rate=2, tokens=128, slots=2, stages=False, n=100))
     split = cell["ttft_split_ms"]
     assert "slot_wait" not in split and "poll" not in split and split["unexplained"] > 500
-    assert "kv_fetch_stage" in " ".join(cell["ttft_split_notes"])
+    assert "kv_fetch_stage" in " ".join(cell["notes"])
     assert any(v["code"] == "metrics-missing" and "kv_fetch_stage" in v["evidence"] for v in cell["validity"])
 
 
@@ -95,7 +95,7 @@ def test_only_a_proxy_leaves_everything_unexplained(tmp_path: Path) -> None:
 
 def test_a_prefill_done_again_on_decode_is_no_first_step(tmp_path: Path) -> None:
     cell = cell_of(tmp_path, World(recompute=True))
-    assert "first_step" not in cell["ttft_split_ms"] and "no step" in " ".join(cell["ttft_split_notes"])
+    assert "first_step" not in cell["ttft_split_ms"] and "no step" in " ".join(cell["notes"])
 
 
 def test_dynamo_decode_waits_for_slots_only(tmp_path: Path) -> None:
@@ -109,3 +109,17 @@ def test_dynamo_decode_waits_for_slots_only(tmp_path: Path) -> None:
     cell = summarise(run)["cells"][0]
     assert cell["ttft_split_ms"]["slot_wait"] == pytest.approx(truth(world, simulate(world))["slot_wait"], rel=0.1)
     assert "prefill" not in cell["ttft_split_ms"]
+    assert cell["ttft_split_ms"]["first_step"] == pytest.approx(10.0, abs=6.0)
+    assert not any("waiting gauge" in note for note in cell["notes"])
+
+
+def test_dynamo_without_decodes_ttft_falls_back_on_its_gauge(tmp_path: Path) -> None:
+    def keep(t: float, role: str, rows: list[list[Any]]) -> list[list[Any]]:
+        return [r for r in rows if role == "decode" and r[1] in ("running", "waiting")]
+
+    world = World(rate=3, tokens=128, slots=4, n=150, transfer_s=0.0, tamper=keep)
+    run = make_run(tmp_path / "run", [[world]])
+    run.document["deployments"][0]["engine"] = "dynamo"
+    split = summarise(run)["cells"][0]["ttft_split_ms"]
+    assert split["slot_wait"] == pytest.approx(truth(world, simulate(world))["slot_wait"], rel=0.1)
+    assert "first_step" not in split

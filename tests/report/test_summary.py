@@ -125,4 +125,58 @@ def test_the_reference_case_in_one_sentence(tmp_path: Path) -> None:
     )
     assert 36 <= cell["ttft_growth_ms_per_request"] <= 52
     assert "decode needs 10.6 slots and has 8" in cell["verdict"] and "a figure of this run's length" in cell["verdict"]
-    assert "Raise --max-num-seqs on decode to 15 or lower the rate below 6.0 req/s" in cell["verdict"]
+    assert "Raise --max-num-seqs on decode to 15 or lower the rate to 4.6 req/s, where" in cell["verdict"]
+
+
+def test_the_reference_case_served_from_the_prefix_cache(tmp_path: Path) -> None:
+    """Three quarters of 131k prompt tokens/s were cached: said beside the overload, and first."""
+
+    def hit(t: float, role: str, rows: list[list[Any]]) -> list[list[Any]]:
+        queries = next((r[5] for r in rows if r[1] == "prefix_cache_queries"), 0.0)
+        cached = role == "prefill"
+        return [[*r[:5], 0.75 * queries] if cached and r[1] == "prefix_cache_hits" else r for r in rows]
+
+    world = World(
+        rate=8, n=240, prompt=16384, tokens=128, prefill_s=0.06, transfer_s=0.07, post_s=0.06, slots=16, tamper=hit
+    )
+    found = summarise(make_run(tmp_path / "run", [[world]]))
+    evidence = next(v["evidence"] for v in found["cells"][0]["validity"] if v["code"] == "prefix-cache-hits")
+    assert "had 75.0% of its prompt tokens" in evidence and "prompt tokens/s served it computed at most 3" in evidence
+    assert "void (prefix-cache-hits" in found["verdict"]
+
+
+def test_the_verdict_of_a_run_names_the_lowest_load_that_breaks_in_two_sentences(tmp_path: Path) -> None:
+    def world(rate: float, prompt: int, step_s: float) -> World:
+        return World(rate=rate, n=160, prompt=prompt, tokens=128, step_s=step_s, prefill_s=0.04)
+
+    worlds = [world(12, 1024, 0.010), world(2, 1024, 0.007), world(8, 1024, 0.009), world(8, 4096, 0.0104)]
+    verdict = summarise(make_run(tmp_path / "run", [[w] for w in worlds]))["verdict"]
+    assert verdict.startswith("1 of 4 cells are valid; 8 req/s x 4096: not steady state: decode needs 10.6 slots")
+    assert verdict.count(". ") == 1
+
+
+def test_slots_held_never_exceed_those_there_are(tmp_path: Path) -> None:
+    """Prefill slows decode while the load lasts, so the drain is faster than the load ever was."""
+
+    def faster(r: Any) -> None:
+        if r.first > 20:
+            r.offsets = [r.offsets[0] + k * 0.005 for k in range(len(r.offsets))]
+            r.row["last_token_s"] = r.arrive + r.offsets[-1]
+
+    for seed in range(4):
+        world = World(rate=12, n=120, tokens=128, slots=8, seed=seed, prefill_s=0.02, spoil=[faster])
+        assert summarise(make_run(tmp_path / str(seed), [[world]]))["cells"][0]["slots"]["held"] <= 8.1
+
+
+def test_events_with_several_tokens_are_a_note_and_no_flag(tmp_path: Path) -> None:
+    world = World(n=320, rate=4, prefill_s=0.04, spoil=[lambda r: r.row.update(chunks=58)])
+    cell = summarise(make_run(tmp_path / "run", [[world]]))["cells"][0]
+    assert cell["validity"] == [] and "events carry 1.1 tokens" in cell["notes"][0]
+
+
+def test_a_colocated_server_has_one_number_for_what_it_needs(tmp_path: Path) -> None:
+    world = World(mode="colocated", rate=5, n=200, tokens=128, slots=4, prefill_s=0.06)
+    cell = summarise(make_run(tmp_path / "run", [[world]]))["cells"][0]
+    evidence = cell["diagnosis"][0]["evidence"]
+    assert f"{cell['slots']['needed']:.1f} slots plus 0.3 held during prefill, of 4" in evidence
+    assert f"the server needs {cell['slots']['needed']:.1f} slots and has 4" in cell["verdict"]

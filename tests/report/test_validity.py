@@ -93,11 +93,39 @@ def test_a_client_that_is_the_bottleneck(tmp_path: Path, client: dict[str, float
     assert flags(tmp_path, World(client=client))["client-saturated"][0] == "void"
 
 
-def test_late_sends(tmp_path: Path) -> None:
-    def late(r: Req) -> None:
-        r.row["intended_s"] = r.arrive - (0.2 if r.i % 10 == 0 else 0.0)
+def late_by(ms: float, every: int, but: int = 0) -> list[Callable[[Req], None]]:
+    """Each `every`-th request was due `ms` before it left."""
 
-    assert "late" in flags(tmp_path, World(spoil=[late]))["client-saturated"][1]
+    def spoil(r: Req) -> None:
+        if r.i % every == but:
+            r.row["intended_s"] = r.arrive - ms / 1000
+
+    return [spoil]
+
+
+@pytest.mark.parametrize(("ms", "every_nth"), [(200, 10), (100, 3), (12, 1)])
+def test_late_sends_that_move_the_mean(tmp_path: Path, ms: float, every_nth: int) -> None:
+    severity, evidence = flags(tmp_path, World(spoil=late_by(ms, every_nth)))["client-saturated"]
+    assert severity == "void" and "of the mean TTFT" in evidence
+
+
+@pytest.mark.parametrize("n", [24, 120])
+def test_one_late_send_is_a_warning(tmp_path: Path, n: int) -> None:
+    world = World(n=n, prefill_s=0.3, rate=1, spoil=late_by(90, n, n // 2))
+    severity, evidence = flags(tmp_path, world)["client-saturated"]
+    assert severity == "warn" and "1 of" in evidence and "up to 90" in evidence
+
+
+def test_lateness_of_few_voids_where_p99_is_printed(tmp_path: Path) -> None:
+    """A hundredth and a half of 400 requests: the mean hardly moves, p99 is the client's."""
+    late = flags(tmp_path, World(n=400, rate=2, spoil=late_by(250, 66)))["client-saturated"]
+    assert late[0] == "void" and "p99 TTFT" in late[1]
+    assert flags(tmp_path / "b", World(n=132, rate=2, spoil=late_by(250, 66)))["client-saturated"][0] == "warn"
+
+
+def test_late_sends_beside_a_long_wait_move_nothing(tmp_path: Path) -> None:
+    world = World(rate=12, n=150, tokens=128, slots=4, spoil=late_by(90, 10))
+    assert "client-saturated" not in flags(tmp_path, world)
 
 
 def test_lag_that_only_blurs_itl_is_a_warning(tmp_path: Path) -> None:

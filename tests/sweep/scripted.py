@@ -87,7 +87,7 @@ def ask(
             opening = sender.open(request) if idle_s else None
             await asyncio.sleep(idle_s)
             answer = sender.start(request, 0, timeout_s, opening)
-            asyncio.get_running_loop().call_later(0.1, meddle, sender)
+            asyncio.get_running_loop().call_later(0.5, meddle, sender)
             raw = await answer
             return raw, sender.health()
 

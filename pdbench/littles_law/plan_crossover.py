@@ -1,0 +1,206 @@
+"""`plan crossover`: from which bandwidth the handoff costs less than the interference that it removes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+import typer
+
+from pdbench.littles_law import plan_options as options
+from pdbench.littles_law.batch import Tpot
+from pdbench.littles_law.costs import PrefillCost, prefill_cost
+from pdbench.littles_law.crossover import RULE_SHARE, BreakEven, break_even, crossover_gb_s, link_load_gb_s
+from pdbench.littles_law.kv import KvShape
+from pdbench.littles_law.links import Link
+from pdbench.littles_law.plan_charts import Line, LineChart
+from pdbench.littles_law.plan_text import Plan, Table, ms, number, show
+from pdbench.quantities import count, positive, several
+
+
+@dataclass(frozen=True, slots=True)
+class Handoff:
+    """The model, what its prompts cost, and the fixed and hidden parts of a transfer."""
+
+    shape: KvShape
+    tp: int
+    prefill: PrefillCost
+    fixed_ms: float
+    hidden: float
+
+    def gb_s(self, tokens: float, budget_ms: float) -> float | None:
+        return crossover_gb_s(self.shape.wire_bytes(tokens, self.tp), budget_ms, self.fixed_ms, self.hidden)
+
+    def by_rule(self, tokens: float, stalled: float) -> float | None:
+        """Break-even transfer = stalled decodes x the forward's time."""
+        return self.gb_s(tokens, stalled * self.prefill.forward_ms(tokens))
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """A load on two GPUs, when one is given."""
+
+    qps: float
+    out_tokens: float
+    tpot: Tpot
+
+
+def crossover(
+    prefill: options.Prefill,
+    model: options.Model = None,
+    model_config: options.ModelConfig = None,
+    kv_dtype: options.KvDtype = "auto",
+    tp: options.Tp = 1,
+    prompt_lens: Annotated[
+        list[str] | None, typer.Option("--prompt-lens", metavar="TOKENS,...", help="Default 512,2048,8192,32768.")
+    ] = None,
+    stalled: Annotated[
+        list[str] | None,
+        typer.Option("--stalled", metavar="N,...", help="Decodes that a prefill stalls. Default 1,4,16,64."),
+    ] = None,
+    t0_ms: Annotated[float, typer.Option("--t0-ms", help="Fixed cost of a transfer.")] = 0.0,
+    hidden: Annotated[
+        float, typer.Option("--hidden", min=0, max=1, help="Share of the transfer hidden, as `plan transfer` says.")
+    ] = 0.0,
+    link: options.LinkName = None,
+    link_gb_s: options.LinkSpeed = None,
+    qps: options.OptionalQps = None,
+    out_tokens: options.OutTokens = 128,
+    tpot: options.TpotMs = 10.0,
+    tpot_slope: options.TpotSlope = 0.0,
+    json: options.Json = False,
+    html: options.Html = None,
+) -> None:
+    """Bandwidth above which P/D pays, over prompt length and stalled decodes; with --qps, for that load."""
+    shape = options.shape_of(model, model_config, kv_dtype, tp)
+    handoff = Handoff(shape, tp, prefill_cost(prefill), options.not_negative(t0_ms, "--t0-ms"), hidden)
+    lens = sorted(several(prompt_lens or ["512,2048,8192,32768"], "--prompt-lens", count))
+    decodes = sorted(several(stalled or ["1,4,16,64"], "--stalled", positive))
+    load = None
+    if qps is not None:
+        load = Asked(options.above_zero(qps, "--qps"), out_tokens, options.tpot_of(tpot, tpot_slope))
+    plan = crossover_plan(handoff, lens, decodes, options.link_of(link, link_gb_s), load)
+    show(plan, as_json=json, html=html)
+
+
+def crossover_plan(
+    handoff: Handoff, lens: list[int], stalled: list[float], link: Link | None, load: Asked | None
+) -> Plan:
+    curve = {(tokens, b): handoff.by_rule(tokens, b) for tokens in lens for b in stalled}
+    heads = ("prompt", "forward", *(f"{b:g} stalled" for b in stalled))
+    rows = [
+        (f"{tokens:,}", ms(handoff.prefill.forward_ms(tokens)), *(_speed(curve[tokens, b]) for b in stalled))
+        for tokens in lens
+    ]
+    tables = [
+        Table(f"Crossover in GB/s (Gbit/s), all links of {handoff.shape.model} TP {handoff.tp}", heads, tuple(rows))
+    ]
+    answer = _answer(handoff, lens, stalled, curve, link)
+    remarks = [
+        "Above the crossover P/D lowers total latency. Simulated break-even transfers are "
+        f"{RULE_SHARE[0]} to {RULE_SHARE[1]} of this rule's, so count on 1.3 to 1.7 times these figures.",
+    ]
+    document: dict[str, Any] = {
+        "model": handoff.shape.model,
+        "tp": handoff.tp,
+        "t0_ms": handoff.fixed_ms,
+        "hidden_fraction": handoff.hidden,
+        "curve": [{"prompt_len": tokens, "stalled": b, "gb_s": gb_s} for (tokens, b), gb_s in curve.items()],
+        "link_gb_s": None if link is None else link.practical_gb_s * handoff.tp,
+    }
+    improves = False
+    if load is not None:
+        found = {
+            tokens: break_even(load.qps, handoff.prefill.forward_ms(tokens), load.out_tokens, load.tpot)
+            for tokens in lens
+        }
+        improves = any(even is not None and even.ttft_ms > 0 for even in found.values())
+        tables.append(_load_table(handoff, load, found))
+        document["load"] = [_even_document(handoff, load, tokens, even) for tokens, even in found.items()]
+    if not improves:
+        answer += " TTFT alone does not improve on equal GPUs, at any bandwidth."
+        remarks.append(
+            "TTFT: one prefill queue carries what two co-located ones shared, and a transfer and a decode step come on "
+            "top. P/D gains in TPOT, total latency and goodput, or in TTFT by a better P:D split than 1:1."
+        )
+    document["ttft_improves"] = improves
+    return Plan(answer, tuple(tables), tuple(remarks), document, (_chart(handoff, lens, stalled, link),))
+
+
+def _answer(
+    handoff: Handoff,
+    lens: list[int],
+    stalled: list[float],
+    curve: dict[tuple[int, float], float | None],
+    link: Link | None,
+) -> str:
+    tokens, b = lens[len(lens) // 2], stalled[min(1, len(stalled) - 1)]
+    least = curve[tokens, b]
+    where = f"with {b:g} stalled decode{'s' if b != 1 else ''} and prompts of {tokens:,} tokens"
+    if least is None:
+        return f"P/D does not pay {where}: t0 alone takes longer than the interference it removes."
+    answer = f"P/D lowers total latency above {number(least)} GB/s ({number(least * 8)} Gbit/s) {where}"
+    if link is None:
+        return answer + "."
+    have = link.practical_gb_s * handoff.tp
+    return f"{answer}; {number(have)} GB/s are there, {number(have / least)} times that."
+
+
+def _speed(gb_s: float | None) -> str:
+    return "never" if gb_s is None else f"{number(gb_s, 2)} ({number(gb_s * 8, 2)})"
+
+
+def _load_table(handoff: Handoff, load: Asked, found: dict[int, BreakEven | None]) -> Table:
+    heads = ("prompt", "stalled", "TPOT co-loc", "TPOT P/D", "may take", "GB/s", "TTFT alone")
+    rows = []
+    for tokens, even in found.items():
+        if even is None:
+            rows.append((f"{tokens:,}", "overload", "-", "-", "-", "-", "-"))
+            continue
+        least = _needed(handoff, load, tokens, even)
+        rows.append(
+            (f"{tokens:,}", number(even.stalled_decodes), ms(even.colocated_tpot_ms), ms(even.disaggregated_tpot_ms),
+             ms(even.total_latency_ms), "never" if least is None else number(least), ms(even.ttft_ms))
+        )  # fmt: skip
+    title = f"{load.qps:g} req/s on two GPUs, {load.out_tokens:g} tokens out: how long a transfer may take"
+    return Table(title, heads, tuple(rows))
+
+
+def _needed(handoff: Handoff, load: Asked, tokens: float, even: BreakEven) -> float | None:
+    """The crossover, or what the load itself needs of the links where that is more."""
+    least = handoff.gb_s(tokens, even.total_latency_ms)
+    return None if least is None else max(least, link_load_gb_s(load.qps, handoff.shape.wire_bytes(tokens, handoff.tp)))
+
+
+def _even_document(handoff: Handoff, load: Asked, tokens: int, even: BreakEven | None) -> dict[str, Any]:
+    if even is None:
+        return {"prompt_len": tokens, "overload": True}
+    return {
+        "prompt_len": tokens,
+        "overload": False,
+        "stalled": even.stalled_decodes,
+        "colocated_tpot_ms": even.colocated_tpot_ms,
+        "disaggregated_tpot_ms": even.disaggregated_tpot_ms,
+        "break_even_transfer_ms": even.total_latency_ms,
+        "break_even_ttft_ms": even.ttft_ms,
+        "gb_s": _needed(handoff, load, tokens, even),
+    }
+
+
+def _chart(handoff: Handoff, lens: list[int], stalled: list[float], link: Link | None) -> LineChart:
+    low, high = lens[0], max(lens[-1], lens[0] * 2)
+    grid = [low * (high / low) ** (step / 40) for step in range(41)]
+    lines = []
+    for b in stalled:
+        points = [(tokens, gb_s) for tokens in grid if (gb_s := handoff.by_rule(tokens, b)) is not None]
+        lines.append(Line(f"{b:g} stalled", tuple(points)))
+    marks = () if link is None else ((link.name, link.practical_gb_s * handoff.tp),)
+    return LineChart(
+        "Crossover bandwidth: P/D pays above a line",
+        "prompt tokens",
+        "GB/s, all links",
+        tuple(lines),
+        True,
+        True,
+        marks,
+    )

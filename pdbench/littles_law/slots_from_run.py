@@ -1,0 +1,85 @@
+"""The load of a measured run's cells as questions: what theory expects of each, beside what was measured."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from pdbench.errors import UsageError
+from pdbench.littles_law.batch import Tpot
+from pdbench.littles_law.demand import Demand
+from pdbench.littles_law.slots_question import Question
+
+SCHEMA = 1
+
+
+def questions_of_run(
+    path: Path, slo_s: float, max_num_seqs: int | None, decoders: int
+) -> list[tuple[dict[str, Any], Question]]:
+    """Each open-loop cell that has a rate, an output length and a TPOT: what was measured of it, and its question."""
+    cells = _summary(path)["cells"]
+    found = [_question(cell, slo_s, max_num_seqs, decoders) for cell in cells if isinstance(cell, Mapping)]
+    asked = [one for one in found if one is not None]
+    if not asked:
+        raise UsageError(
+            f"--from-run {path}: no cell has a request rate, output tokens and a TPOT.",
+            "A closed-loop run has no rate of its own; sweep with --rates.",
+        )
+    return asked
+
+
+def _summary(path: Path) -> dict[str, Any]:
+    file = path / "summary.json" if path.is_dir() else path
+    hint = "Name a run directory or a summary.json; pdbench report RUN writes one."
+    try:
+        summary = json.loads(file.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise UsageError(f"--from-run {file}: {error.strerror}.", hint) from None
+    except ValueError:
+        raise UsageError(f"--from-run {file}: not JSON.", hint) from None
+    if not isinstance(summary, dict) or not isinstance(summary.get("cells"), list):
+        raise UsageError(f"--from-run {file}: not a summary: it has no cells.", hint)
+    if not isinstance(summary.get("schema"), int) or summary["schema"] > SCHEMA:
+        raise UsageError(f"--from-run {file}: schema {summary.get('schema')} is not known here.", "Update pdbench.")
+    return summary
+
+
+def _question(
+    cell: Mapping[str, Any], slo_s: float, max_num_seqs: int | None, decoders: int
+) -> tuple[dict[str, Any], Question] | None:
+    rate, tokens, tpot = _positive(cell, "request_rate"), _out_tokens(cell), _positive(cell, "mean_tpot_ms")
+    if rate is None or tokens is None or tpot is None:
+        return None
+    slots = cell.get("slots") if isinstance(cell.get("slots"), Mapping) else {}
+    assert isinstance(slots, Mapping)
+    available = _positive(slots, "available")
+    each = max_num_seqs or (None if available is None else max(1, round(available / decoders)))
+    completed = _positive(cell, "completed")
+    split = cell.get("ttft_split_ms")
+    measured = {
+        "target": cell.get("target"),
+        "request_rate": rate,
+        "prompt_len": cell.get("prompt_len"),
+        "measured_slot_wait_ms": split.get("slot_wait") if isinstance(split, Mapping) else None,
+        "measured_qps": cell.get("request_throughput"),
+        "measured_growth_ms_per_request": cell.get("ttft_growth_ms_per_request"),
+        "cell_validity": [one.get("code") for one in cell.get("validity", []) if isinstance(one, Mapping)],
+    }
+    repeats = max(1, len(cell.get("repeats") or ()))
+    prompts = None if completed is None else max(1, round(completed / repeats))
+    return measured, Question(Demand(rate, tokens, Tpot(tpot)), each, slo_s, decoders, num_prompts=prompts)
+
+
+def _out_tokens(cell: Mapping[str, Any]) -> float | None:
+    """Mean output tokens of the answered requests, else the length that was asked for."""
+    total, completed = _positive(cell, "total_output_tokens"), _positive(cell, "completed")
+    return total / completed if total and completed else _positive(cell, "output_len")
+
+
+def _positive(record: Mapping[str, Any], key: str) -> float | None:
+    value = record.get(key)
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < 1e12:
+        return None
+    return float(value)

@@ -1,0 +1,107 @@
+"""Was the client the bottleneck? A figure that is printed may be at most 5 % the client's own.
+
+Latencies count from the intended send, so a late send lies inside its TTFT, and what it did to each figure can be
+computed: the figure with and without the lateness of each request. What a late wake-up of the loop did to a stamp
+cannot, so that is bounded by the lag's own p99, over thousands of ticks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+
+from pdbench.report.answers import QUANTILES
+from pdbench.report.cell import Measured
+from pdbench.report.finding import VOID, WARN, Finding
+from pdbench.report.statistics import needed_for
+
+OWN_SHARE = 0.05  # of a printed figure that may be lateness
+OWN_MEAN_MS = 2.0  # and what a mean may be moved by in any case
+OWN_TAIL_MS = 5.0  # the same of a percentile
+LATE_MS = 20.0  # one send this late, and 5 % of mean TTFT, is worth a word
+LAG_MS = 20.0  # what the timer of a busy host does
+CPU_SHARE = 0.9  # of one core: beyond, the loop queues its own work
+ITL_SHARE = 0.5  # loop lag p99 beyond this share of TPOT (and 5 ms) shows in ITL percentiles
+ITL_LAG_MS = 5.0
+SHARED_READS_SHARE = 0.005  # reads with several token events: two gaps each are wrong, p99 is what 1 % of them say
+
+
+def client_saturated(cell: Measured) -> Iterator[Finding]:
+    """Void when the client moved a figure, used up its core, or stamped late; a word where it was only near."""
+    mean = cell.answers.mean(cell.answers.ttft_ms)
+    client = cell.parts[0].client
+    lag, cpu = client.get("loop_lag_p99_ms"), client.get("cpu_share")
+    if _kernel_stamped(client):
+        lag = None  # the kernel's stamps don't wait for our loop; late sends are judged by themselves
+    limit = max(LAG_MS, OWN_SHARE * (mean or 0.0))
+    reasons = [*_moved(cell)]
+    if lag is not None and lag > limit:
+        reasons.append(f"the client's loop woke {lag:,.0f} ms late (p99; limit {limit:.0f} ms)")
+    if cpu is not None and cpu > CPU_SHARE:
+        reasons.append(f"the client used {cpu:.0%} of its core (limit {CPU_SHARE:.0%})")
+    if reasons:
+        advice = ". Run pdbench on a host of its own, or lower the rate."
+        yield Finding("client-saturated", VOID, "; ".join(reasons) + advice)
+        return
+    words = [*_near(cell, mean, lag)]
+    if words:
+        yield Finding("client-saturated", WARN, "; ".join(words) + ". Run pdbench on a host of its own.")
+
+
+def _moved(cell: Measured) -> Iterator[str]:
+    """Printed figures of TTFT of which more than 5 % is lateness."""
+    answers = cell.answers
+    kept = answers.ok & np.isfinite(answers.sent)
+    if not kept.any():
+        late = answers.lateness_ms
+        if len(late) and float(late.mean()) > LATE_MS:
+            yield f"sends were {late.mean():,.0f} ms late on average (limit {LATE_MS:.0f} ms)"
+        return
+    seen, late = answers.ttft_ms[kept], (answers.sent - answers.intended)[kept] * 1000
+    own = float(late.mean())
+    if own > max(OWN_MEAN_MS, OWN_SHARE * float(seen.mean())):
+        yield (
+            f"sends were {own:,.1f} ms late on average, {own / seen.mean():.0%} of the mean TTFT"
+            f" (limit {OWN_SHARE:.0%}; the latest {late.max():,.0f} ms)"
+        )
+    for label, q in QUANTILES.items():
+        if len(seen) < needed_for(q):
+            continue
+        value = float(np.quantile(seen, q))
+        shift = value - float(np.quantile(seen - late, q))
+        if shift > max(OWN_TAIL_MS, OWN_SHARE * value):
+            yield f"late sends make {shift:,.0f} of {value:,.0f} ms {label} TTFT (limit {OWN_SHARE:.0%})"
+
+
+def _near(cell: Measured, mean: float | None, lag: float | None) -> Iterator[str]:
+    late = cell.answers.lateness_ms
+    worst = float(late.max()) if len(late) else 0.0
+    if worst > max(LATE_MS, OWN_SHARE * (mean or 0.0)):
+        text = (
+            f"{int((late > LATE_MS).sum())} of {len(late)} sends were over {LATE_MS:.0f} ms late (up to {worst:,.0f})"
+        )
+        yield text if mean is None else f"{text}, which is {late.mean() / mean:.1%} of the mean TTFT"
+    tpot = cell.answers.mean(cell.answers.tpot_ms)
+    yield from _shared_stamps(cell.parts[0].client, tpot)
+    if lag is not None and tpot is not None and lag > max(ITL_LAG_MS, ITL_SHARE * tpot):
+        yield f"the client's loop woke {lag:.1f} ms late (p99) against a TPOT of {tpot:.1f} ms: p99 ITL may be our own"
+
+
+def _kernel_stamped(client: Mapping[str, Any]) -> bool:
+    stamps = client.get("stamps") or {}
+    return bool(stamps.get("kernel")) and not stamps.get("user")
+
+
+def _shared_stamps(client: Mapping[str, Any], tpot: float | None) -> Iterator[str]:
+    """Events that the kernel merged before we came have one stamp between them. Where we came in time, the server sent
+    them together."""
+    share, lag = client.get("shared_reads_share"), client.get("kernel_to_user_p99_ms")
+    if not _kernel_stamped(client) or share is None or lag is None or tpot is None:
+        return
+    if share > SHARED_READS_SHARE and lag > ITL_SHARE * tpot:
+        yield (
+            f"{share:.1%} of the reads brought several token events with one stamp between them, and reads came"
+            f" {lag:.1f} ms after the kernel's stamp (p99) against a TPOT of {tpot:.1f} ms: p99 ITL may be our own"
+        )

@@ -1,0 +1,94 @@
+"""Where a sweep starts: a testbed, a new run directory, or an unfinished run."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import platform
+import re
+import shlex
+import sys
+import time
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from pdbench import __version__
+from pdbench.deployment import Credentials, Deployment, api_key, build, from_document
+from pdbench.errors import Unreachable, UsageError
+from pdbench.probe.discover import notes
+from pdbench.recipe import TargetFlags, chosen
+from pdbench.run import Run
+from pdbench.sweep.plan import Plan, plan_of
+from pdbench.testbed.launch import TestbedError, running
+from pdbench.testbed.settings import MODES, Settings
+
+TESTBED = "--testbed "  # how a deployment's source says that it is one of ours
+
+
+def practice(stack: contextlib.ExitStack, mode: str, flags: TargetFlags) -> Deployment:
+    """Start the testbed; what the flags say of a deployment is what it then simulates."""
+    if flags.urls or flags.target or flags.recipe:
+        raise UsageError("--testbed brings its own servers: it excludes --proxy, --server, --target and --recipe.")
+    if mode not in MODES:
+        raise UsageError(f"--testbed is one of {', '.join(MODES)}, not {mode!r}.")
+    settings = Settings(mode=mode)
+    settings = replace(
+        settings,
+        max_num_seqs=flags.max_num_seqs or settings.max_num_seqs,
+        prefill_max_num_seqs=flags.prefill_max_num_seqs or settings.prefill_max_num_seqs,
+        link_gb_s=flags.link_gb_s or settings.link_gb_s,
+        model=flags.model or settings.model,
+    )
+    try:
+        testbed = stack.enter_context(running(settings.on_free_ports()))
+    except TestbedError as error:
+        raise Unreachable(f"{error}.") from None
+    urls = [("proxy", testbed.proxy_url)] if testbed.proxy_url else []
+    urls += [("prefill", url) for url in testbed.prefill_urls] + [("decode", url) for url in testbed.decode_urls]
+    urls += [("colocated", url) for url in testbed.server_urls]
+    return build("default", urls, mode=mode, link_gb_s=settings.link_gb_s, simulated=True, source=TESTBED + mode)
+
+
+def new_run(out: Path | None, deployments: list[Deployment], plan: Plan) -> Run:
+    """The run directory, made when everything that can be refused has been."""
+    return Run.create(
+        out or Path("runs") / time.strftime("%Y%m%d-%H%M%S"),
+        {
+            "pdbench": __version__,
+            "created_unix_s": time.time(),
+            "command": _command_line(),
+            "simulated": any(deployment.simulated for deployment in deployments),
+            "host": {"python": platform.python_version(), "platform": platform.platform(), "cpus": os.cpu_count()},
+            "deployments": [deployment.document() for deployment in deployments],
+            "plan": plan.document(),
+            "notes": [note for deployment in deployments for note in notes(deployment)],
+        },
+    )
+
+
+def resumed(
+    stack: contextlib.ExitStack, path: Path, flags: TargetFlags, load: Mapping[str, Any], out: Path | None
+) -> tuple[Run, list[Deployment], Plan]:
+    """An unfinished run: plan and servers from run.json, credentials from the flags; a testbed is started anew."""
+    if out is not None or any(value not in (None, []) for value in load.values()):
+        raise UsageError("--resume goes on with the plan of the run: it takes no --out and no flags of the load.")
+    run = Run.open(path)
+    deployments = [from_document(document) for document in run.document["deployments"]]
+    practised = next((d for d in deployments if d.source.startswith(TESTBED)), None)
+    if practised is not None:
+        known = replace(
+            flags, max_num_seqs=practised.decode_slots, link_gb_s=practised.link_gb_s, model=practised.model
+        )
+        deployments = [practice(stack, practised.source.removeprefix(TESTBED), known)]
+    named = {d.target: d.credentials for d in chosen(flags, None)} if flags.urls or flags.target else {}
+    key = Credentials(api_key(flags.api_key_env, flags.api_key_file))
+    deployments = [replace(d, credentials=named.get(d.target, key)) for d in deployments]
+    return run, deployments, plan_of(run.document["plan"])
+
+
+def _command_line() -> str:
+    """The command as typed, without the user information of URLs."""
+    words = (re.sub(r"(?<=//)[^/@\s]*@", "***@", word) for word in sys.argv[1:])
+    return shlex.join(["pdbench", *words])

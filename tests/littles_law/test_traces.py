@@ -1,0 +1,64 @@
+"""Traces as they are published, read; broken ones refused with what is wrong."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from pdbench.errors import UsageError
+from pdbench.littles_law.day import dispersion, played, windows
+from pdbench.littles_law.traces import TracedRequest, read_trace
+
+AZURE = """TIMESTAMP,ContextTokens,GeneratedTokens
+2023-11-16 18:17:03.9799600,4808,10
+2023-11-16 18:17:04.0319600,3180,8
+2023-11-16 18:17:06.9799600,110,27
+"""
+MOONCAKE = """{"timestamp": 1000, "input_length": 6758, "output_length": 500, "hash_ids": [0, 1]}
+{"timestamp": 4000, "input_length": 7322, "output_length": 490, "hash_ids": [0]}
+"""
+
+
+def test_azure(tmp_path: Path) -> None:
+    path = tmp_path / "azure.csv"
+    path.write_text(AZURE)
+    found = read_trace(path)
+    assert [(each.prompt_tokens, each.output_tokens) for each in found] == [(4808, 10), (3180, 8), (110, 27)]
+    assert [each.at_s for each in found] == pytest.approx([0, 0.052, 3.0])
+
+
+def test_mooncake(tmp_path: Path) -> None:
+    path = tmp_path / "mooncake.jsonl"
+    path.write_text(MOONCAKE)
+    assert read_trace(path) == [TracedRequest(0.0, 6758, 500), TracedRequest(3.0, 7322, 490)]
+
+
+@pytest.mark.parametrize(
+    "text", ["", "a,b\n1,2\n", '{"timestamp": 1}\n', "{broken\n", AZURE.replace("4808", "many"), AZURE[:80]]
+)
+def test_broken_traces(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "trace"
+    path.write_text(text)
+    with pytest.raises(UsageError) as caught:
+        read_trace(path)
+    assert "Mooncake" in caught.value.hint
+
+
+def test_no_trace(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="No such file"):
+        read_trace(tmp_path / "none")
+
+
+def test_windows() -> None:
+    trace = [TracedRequest(index * 0.5, 100 + index, 10) for index in range(240)]
+    cut = windows(trace, 30)
+    assert [window.requests for window in cut] == [60] * 4
+    assert all(window.workload.qps == pytest.approx(2, rel=0.05) for window in cut)
+    assert [window.dispersion for window in cut] == pytest.approx([0] * 4)
+    assert windows(played(trace, 2), 30)[0].workload.qps == pytest.approx(4)
+
+
+def test_dispersion() -> None:
+    assert dispersion([0.5, 0.6], 5) is None, "too few bins to tell"
+    assert dispersion([index / 10 for index in range(100) if index < 10], 10) == pytest.approx(9)
