@@ -57,6 +57,9 @@ class RequestRow:
     error_kind: str | None = None  # connect, http, not-sse, server-error, truncated, timeout, ...
     error: str | None = None
     stamp: str = "user"  # user or kernel: where the times were taken
+    opened_s: float | None = None  # the connection began to be opened
+    token_reads: int | None = None  # reads that brought events with output
+    shared_reads: int | None = None  # those that brought several, which share a stamp
 
 
 COLUMN_OF_FIELD = {"request_class": "class"}

@@ -7,7 +7,8 @@ cannot, so that is bounded by the lag's own p99, over thousands of ticks.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from typing import Any
 
 import numpy as np
 
@@ -24,6 +25,7 @@ LAG_MS = 20.0  # what the timer of a busy host does
 CPU_SHARE = 0.9  # of one core: beyond, the loop queues its own work
 ITL_SHARE = 0.5  # loop lag p99 beyond this share of TPOT (and 5 ms) shows in ITL percentiles
 ITL_LAG_MS = 5.0
+SHARED_READS_SHARE = 0.005  # reads with several token events: two gaps each are wrong, p99 is what 1 % of them say
 
 
 def client_saturated(cell: Measured) -> Iterator[Finding]:
@@ -31,6 +33,8 @@ def client_saturated(cell: Measured) -> Iterator[Finding]:
     mean = cell.answers.mean(cell.answers.ttft_ms)
     client = cell.parts[0].client
     lag, cpu = client.get("loop_lag_p99_ms"), client.get("cpu_share")
+    if _kernel_stamped(client):
+        lag = None  # the kernel's stamps don't wait for our loop; late sends are judged by themselves
     limit = max(LAG_MS, OWN_SHARE * (mean or 0.0))
     reasons = [*_moved(cell)]
     if lag is not None and lag > limit:
@@ -80,5 +84,24 @@ def _near(cell: Measured, mean: float | None, lag: float | None) -> Iterator[str
         )
         yield text if mean is None else f"{text}, which is {late.mean() / mean:.1%} of the mean TTFT"
     tpot = cell.answers.mean(cell.answers.tpot_ms)
+    yield from _shared_stamps(cell.parts[0].client, tpot)
     if lag is not None and tpot is not None and lag > max(ITL_LAG_MS, ITL_SHARE * tpot):
         yield f"the client's loop woke {lag:.1f} ms late (p99) against a TPOT of {tpot:.1f} ms: p99 ITL may be our own"
+
+
+def _kernel_stamped(client: Mapping[str, Any]) -> bool:
+    stamps = client.get("stamps") or {}
+    return bool(stamps.get("kernel")) and not stamps.get("user")
+
+
+def _shared_stamps(client: Mapping[str, Any], tpot: float | None) -> Iterator[str]:
+    """Events that the kernel merged before we came have one stamp between them. Where we came in time, the server sent
+    them together."""
+    share, lag = client.get("shared_reads_share"), client.get("kernel_to_user_p99_ms")
+    if not _kernel_stamped(client) or share is None or lag is None or tpot is None:
+        return
+    if share > SHARED_READS_SHARE and lag > ITL_SHARE * tpot:
+        yield (
+            f"{share:.1%} of the reads brought several token events with one stamp between them, and reads came"
+            f" {lag:.1f} ms after the kernel's stamp (p99) against a TPOT of {tpot:.1f} ms: p99 ITL may be our own"
+        )

@@ -26,7 +26,8 @@ _FACTS = {
 _CLIENT = {
     "lateness_p99_ms": "send lateness p99, ms", "lateness_max_ms": "max, ms", "loop_lag_p99_ms": "loop lag p99, ms",
     "loop_lag_max_ms": "max, ms", "cpu_share": "CPU of one core", "recorder_backlog_max": "recorder backlog",
-    "achieved_concurrency": "streams held",
+    "achieved_concurrency": "streams held", "kernel_to_user_p99_ms": "reads after the kernel p99, ms",
+    "connect_p99_ms": "connecting p99, ms", "offset_steps": "clock steps",
 }  # fmt: skip
 
 

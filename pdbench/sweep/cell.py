@@ -14,9 +14,9 @@ from pdbench.deployment import Deployment
 from pdbench.run import RequestRow, Run
 from pdbench.sweep.alarm import Alarm
 from pdbench.sweep.arrivals import Offsets, schedule
-from pdbench.sweep.client import open_session, raise_fd_limit
+from pdbench.sweep.clients import open_client, raise_fd_limit
 from pdbench.sweep.drive import DRIVES, MakeRequest
-from pdbench.sweep.health import Health, quiet_collector
+from pdbench.sweep.health import Health, SharedReads, quiet_collector
 from pdbench.sweep.loops import Flight
 from pdbench.sweep.plan import Cell, Plan
 from pdbench.sweep.prompts import ChatCalibration, prompt_source
@@ -50,14 +50,20 @@ async def run_cell(
     offsets = cell_offsets(plan, cell, repeat)
     context = CellContext(cell.cell, repeat, cell.target, run.origin_ns, deployment.credentials)
     paths = [run.live_path(table, cell.cell, repeat) for table in ("requests", "chunks")]
-    await recorder.begin(context, paths[0], paths[1], on_row)
+    shared = SharedReads()
+
+    def counted(row: RequestRow) -> None:
+        shared.add(row)
+        on_row(row)
+
+    await recorder.begin(context, paths[0], paths[1], counted)
     try:
-        entry = await drive_cell(plan, cell, offsets, make, recorder, run.origin_ns, stop)
+        entry = await drive_cell(plan, cell, offsets, make, recorder, run.origin_ns, stop, deployment.entry.url)
     finally:
         await recorder.end()
     if recorder.failed.done():
         entry["state"] = "interrupted"
-    entry["client"]["recorder_backlog_max"] = recorder.backlog_max
+    entry["client"] |= {"recorder_backlog_max": recorder.backlog_max, "shared_reads_share": shared.share}
     seeds = {"seed": plan.cell_seed(cell, repeat), "prompt_seed": plan.prompt_seed_of(cell, repeat, attempt)}
     return {"cell": cell.cell, "repeat": repeat, "attempt": attempt, **seeds, **entry}
 
@@ -101,6 +107,7 @@ async def drive_cell(
     recorder: Recorder,
     origin_ns: int,
     stop: asyncio.Event,
+    url: str,
 ) -> dict[str, Any]:
     """Send a cell's requests and wait for their answers; `offsets` is None in a closed loop."""
     raise_fd_limit()
@@ -108,8 +115,8 @@ async def drive_cell(
     stock = Stock(make, planned)
     await stock.fill()
     health, alarm = Health(), Alarm()
-    async with open_session() as session:
-        flight = Flight(session, plan.timeout_s, stock, recorder, health)
+    async with open_client(url) as client:
+        flight = Flight(client, plan.timeout_s, stock, recorder, health)
         stopper = asyncio.create_task(_halt_on(stop, flight))
         watch = asyncio.create_task(_halt_on_loss(recorder, flight))
         try:
@@ -117,7 +124,7 @@ async def drive_cell(
                 start_ns = time.monotonic_ns() + _LEAD_NS
                 health.open(start_ns)
                 send_end_ns = await _send_all(flight, plan, cell, offsets, start_ns, alarm)
-                client = health.shut()
+                window = health.shut()
                 await flight.land()
                 end_ns = max(time.monotonic_ns(), send_end_ns)
         finally:
@@ -137,8 +144,9 @@ async def drive_cell(
         "sent": flight.sent,
         "client": {
             **health.lateness(),
-            **client,
-            "achieved_concurrency": client["achieved_concurrency"] if offsets is None else None,
+            **window,
+            **client.health(),
+            "achieved_concurrency": window["achieved_concurrency"] if offsets is None else None,
         },
     }
 

@@ -1,27 +1,22 @@
-"""One request over the wire: what was sent, and every read with its stamp. Nothing is parsed here.
+"""What a client is: a request goes in, and out comes what was sent and every read with its stamp.
 
-Stamping, parsing and recording are three files (`client`, `sse`, `recorder`), so that another client can take this
-one's place: all that the others know of it is `RawAnswer`.
+Stamping, parsing and recording are apart (`socket_client`, `sse`, `recorder`), so that one client can take another's
+place (`clients`): all that the others know of it is here. No client parses an answer.
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import errno
-import resource
 import socket
-import time
+from array import array
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from types import SimpleNamespace
-from typing import Any
-
-import aiohttp
+from typing import Any, Protocol
 
 # An answer longer than this is cut: a server that never ends its body must not eat the memory.
 MAX_ANSWER_NBYTES = 256 << 20
-_READ_BUFFER_NBYTES = 4 << 20
+USER_STAMP = -(1 << 62)  # instead of a lag, where the kernel gave no stamp
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,8 +37,11 @@ class Request:
 class RawAnswer:
     """What came back. Times are CLOCK_MONOTONIC ns.
 
-    `sent_ns`: the client began (the connection is opened then); `connected_ns`: the connection stood and the request
-    went out on it; `first_byte_ns`: the answer's head was there; `done_ns`: the end, of whatever kind.
+    `opened_ns`: the connection began to be opened, before the request was due where that could be; `sent_ns`: the
+    request left, or waited for nothing but its connection; `connected_ns`: the connection stood; `first_byte_ns`: the
+    answer's head was there; `done_ns`: the end, of whatever kind.
+    `reads` carry the kernel's stamps as far as it gave any; `lags_ns` says, for each read, how much later the read
+    itself came, or USER_STAMP where the stamp is our own.
     `end`: complete, timeout, cancelled, reset (broken off), too-large, protocol, connect, dns, tls, fd-limit.
     """
 
@@ -54,117 +52,75 @@ class RawAnswer:
     output_len: int
     intended_ns: int
     sent_ns: int
+    opened_ns: int | None = None
     connected_ns: int | None = None
     first_byte_ns: int | None = None
     done_ns: int | None = None
     http_status: int | None = None
     content_type: str | None = None
+    content_encoding: str | None = None  # of the reads; None where the client has undone it
     location: str | None = None
     reads: list[tuple[int, bytes]] = field(default_factory=list)
+    lags_ns: array[int] = field(default_factory=lambda: array("q"))
     end: str = "complete"
     end_text: str = ""
     stamp: str = "user"
 
 
-def raise_fd_limit() -> None:
-    """Let this process open as many sockets as it may: the usual soft limit is 1,024."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft < hard:
-        with contextlib.suppress(OSError, ValueError):
-            resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-
-
-def open_session() -> aiohttp.ClientSession:
-    """A session for one cell: a fresh connection for each request, and no limit that could hold one back.
-
-    On a kept connection a server without TCP_NODELAY waits for our delayed ACK (some 40 ms) before it sends what
-    follows the first token; that, and a race with the server closing an idle connection, would be measured as the
-    deployment's latency. The cost of connecting is in `connected_ns` instead.
-    """
-    trace = aiohttp.TraceConfig()
-    trace.on_connection_create_end.append(_connected)
-    return aiohttp.ClientSession(
-        connector=aiohttp.TCPConnector(force_close=True, limit=0, ttl_dns_cache=None),
-        timeout=aiohttp.ClientTimeout(total=None, connect=None, sock_connect=None, sock_read=None),
-        cookie_jar=aiohttp.DummyCookieJar(),
-        trace_configs=[trace],
-        read_bufsize=_READ_BUFFER_NBYTES,
-        skip_auto_headers=("User-Agent", "Accept-Encoding"),
-    )
-
-
-async def _connected(session: aiohttp.ClientSession, context: SimpleNamespace, params: Any) -> None:
-    context.trace_request_ctx.connected_ns = time.monotonic_ns()
-
-
-async def send(session: aiohttp.ClientSession, request: Request, intended_ns: int, timeout_s: float) -> RawAnswer:
-    """Send one request and read its answer to the end. Never raises: what went wrong is in the answer.
-
-    The task that runs this is cancelled only to end the request (`cancelled`), hence the cancellation ends here.
-    """
-    raw = RawAnswer(
+def answer_to(request: Request, intended_ns: int, sent_ns: int) -> RawAnswer:
+    """An answer of which nothing has come yet."""
+    return RawAnswer(
         request.index,
         request.request_id,
         request.request_class,
         request.prompt_len,
         request.output_len,
         intended_ns,
-        time.monotonic_ns(),
+        sent_ns,
     )
-    try:
-        async with asyncio.timeout(timeout_s):
-            await _exchange(session, request, raw)
-    except TimeoutError:
-        raw.end, raw.end_text = "timeout", f"no end of the answer within {timeout_s:g} s"
-    except asyncio.CancelledError:
-        raw.end, raw.end_text = "cancelled", "the run was interrupted"
-    except (aiohttp.ClientError, OSError, ValueError, EOFError) as error:
-        raw.end, raw.end_text = _kind(error, raw), _words(error)
-    raw.done_ns = time.monotonic_ns()
-    return raw
 
 
-async def _exchange(session: aiohttp.ClientSession, request: Request, raw: RawAnswer) -> None:
-    response = await session.post(
-        request.url, data=request.body, headers=request.headers, allow_redirects=False, trace_request_ctx=raw
-    )
-    raw.first_byte_ns = time.monotonic_ns()
-    try:
-        raw.http_status = response.status
-        raw.content_type = response.headers.get("Content-Type")
-        raw.location = response.headers.get("Location")
-        read, reads, now, nbytes = response.content.readany, raw.reads, time.monotonic_ns, 0
-        while data := await read():
-            reads.append((now(), data))
-            nbytes += len(data)
-            if nbytes > MAX_ANSWER_NBYTES:
-                raw.end, raw.end_text = "too-large", f"the answer is longer than {MAX_ANSWER_NBYTES >> 20} MiB"
-                return
-    finally:
-        # Closes at once and waits for nobody: a server that hangs cannot hold up the end of the cell.
-        response.close()
+class Opening(Protocol):
+    """A connection that is being opened for a request that is not due yet."""
+
+    async def settled(self, patience_s: float) -> None:
+        """Wait until it stands or has failed, at most so long."""
 
 
-def _kind(error: Exception, raw: RawAnswer) -> str:
-    """The short code for what ended a request."""
-    cause = getattr(error, "os_error", error)
-    if isinstance(cause, OSError) and cause.errno in (errno.EMFILE, errno.ENFILE):
-        return "fd-limit"
-    if isinstance(error, aiohttp.ClientConnectorDNSError | socket.gaierror):
-        return "dns"
-    if isinstance(error, aiohttp.ClientSSLError):
-        return "tls"
-    if isinstance(error, aiohttp.ClientConnectorError):
-        return "connect"
-    if isinstance(error, aiohttp.ClientResponseError | aiohttp.http.HttpProcessingError):
-        return "protocol"
-    if isinstance(error, aiohttp.ClientConnectionError | aiohttp.ClientPayloadError | OSError):
-        return "connect" if raw.connected_ns is None else "reset"
-    return "protocol"
+class Client(Protocol):
+    """One for a cell. `lead_ns`: how long before it is due a request's connection should be opened; 0: with it."""
+
+    @property
+    def lead_ns(self) -> int: ...
+
+    def open(self, request: Request) -> Opening | None:
+        """Begin to open a connection for this request."""
+
+    def start(
+        self, request: Request, intended_ns: int, timeout_s: float, opening: Opening | None = None
+    ) -> asyncio.Future[RawAnswer]:
+        """Send it now. What goes wrong is in the answer; only a bug of ours is an exception."""
+
+    def end_all(self) -> None:
+        """End everything that is under way: such answers are `cancelled`."""
+
+    def health(self) -> dict[str, Any]:
+        """How good the stamps are and what connecting took, over all answers."""
 
 
-def _words(error: Exception) -> str:
-    cause = getattr(error, "os_error", None) or error
-    if isinstance(cause, OSError) and cause.errno and not isinstance(cause, socket.gaierror):
-        return errno.errorcode.get(cause.errno, str(cause.errno)) + f": {cause.strerror}"
-    return f"{type(error).__name__}: {error}"
+def os_error_words(error: OSError) -> str:
+    """The error's name and text, with what to do where that is known."""
+    words = errno.errorcode.get(error.errno or 0, str(error.errno)) + f": {error.strerror}"
+    if error.errno in (errno.EMFILE, errno.ENFILE):
+        return f"{words}; each request needs a socket: raise the limit (ulimit -n, sysctl fs.file-max)"
+    if error.errno == errno.EADDRNOTAVAIL:
+        return f"{words}; the local ports are used up: widen sysctl net.ipv4.ip_local_port_range, or lower the rate"
+    return words
+
+
+def out_of_files(error: BaseException) -> bool:
+    return isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE)
+
+
+def is_dns(error: BaseException) -> bool:
+    return isinstance(error, socket.gaierror)

@@ -11,6 +11,8 @@ from typing import Any
 
 import numpy as np
 
+from pdbench.run import RequestRow
+
 _PROBE_S = 0.005
 
 
@@ -43,10 +45,12 @@ class Health:
         self._account()
         self._flying += 1
 
-    def ends(self, lateness_ns: int) -> None:
+    def ends(self, lateness_ns: int | None = None) -> None:
+        """A request has ended; without its lateness where it was given up before it was sent."""
         self._account()
         self._flying -= 1
-        self._lateness_ns.append(lateness_ns)
+        if lateness_ns is not None:
+            self._lateness_ns.append(lateness_ns)
 
     def _account(self) -> None:
         now_ns = max(time.monotonic_ns(), self._since_ns)
@@ -74,6 +78,21 @@ class Health:
             "lateness_p99_ms": _percentile_ms(self._lateness_ns, 99),
             "lateness_max_ms": _percentile_ms(self._lateness_ns, 100),
         }
+
+
+class SharedReads:
+    """How often several token events came in one read, and so with one stamp."""
+
+    def __init__(self) -> None:
+        self._reads = self._shared = 0
+
+    def add(self, row: RequestRow) -> None:
+        self._reads += row.token_reads or 0
+        self._shared += row.shared_reads or 0
+
+    @property
+    def share(self) -> float | None:
+        return self._shared / self._reads if self._reads else None
 
 
 def _percentile_ms(values_ns: list[int], percent: float) -> float | None:

@@ -4,32 +4,31 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Coroutine
+from collections import deque
 from typing import Any
 
-import aiohttp
 import numpy as np
 
 from pdbench.sweep.alarm import Alarm
 from pdbench.sweep.arrivals import Offsets
-from pdbench.sweep.client import send
+from pdbench.sweep.client import Client, Opening, RawAnswer, Request
 from pdbench.sweep.health import Health
 from pdbench.sweep.recorder import Recorder
 from pdbench.sweep.stock import Stock
 
 _FAST_FAILURE_S = 0.1  # a closed-loop stream that fails sooner than this waits as long before it asks again
+_CONNECT_PATIENCE_S = 1.0  # a closed-loop stream's latency counts from its connection, but not from one so slow
 
 
 class Flight:
     """A cell's requests in the air. `halted` is set to end it early: by Ctrl-C, a lost recorder or a bug of ours."""
 
-    def __init__(
-        self, session: aiohttp.ClientSession, timeout_s: float, stock: Stock, recorder: Recorder, health: Health
-    ) -> None:
-        self._session, self._timeout_s, self._stock = session, timeout_s, stock
+    def __init__(self, client: Client, timeout_s: float, stock: Stock, recorder: Recorder, health: Health) -> None:
+        self._client, self._timeout_s, self._stock = client, timeout_s, stock
         self._recorder, self._health = recorder, health
         self._loop = asyncio.get_running_loop()
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._streams: set[asyncio.Task[None]] = set()
+        self._flying: set[asyncio.Future[RawAnswer]] = set()
         self._landed: asyncio.Future[None] = self._loop.create_future()
         self._sending = True
         self._over = False
@@ -38,12 +37,22 @@ class Flight:
 
     async def open_loop(self, offsets: Offsets, start_ns: int, end_ns: int | None, alarm: Alarm) -> None:
         """Each request at its place on the absolute schedule, then wait for `end_ns`: a process that sends for a
-        minute lasts a minute. One that is late leaves late; none is dropped."""
-        for due_ns in (start_ns + np.rint(offsets * 1e9).astype(np.int64)).tolist():
-            if due_ns > time.monotonic_ns():
-                await alarm.until(due_ns)
-            # What is overdue leaves in one go: one send a turn of a busy loop would never catch up.
-            self._launch(self._one(due_ns))
+        minute lasts a minute. One that is late leaves late; none is dropped. Connections are opened ahead."""
+        dues_ns: list[int] = (start_ns + np.rint(offsets * 1e9).astype(np.int64)).tolist()
+        ready: deque[tuple[Request, Opening | None]] = deque()
+        opened = 0
+        for due_ns in dues_ns:
+            while opened < len(dues_ns) and (ahead_ns := dues_ns[opened] - self._client.lead_ns) < due_ns:
+                await _reach(ahead_ns, alarm)
+                request = self._stock.take()
+                ready.append((request, self._client.open(request)))
+                opened += 1
+            await _reach(due_ns, alarm)
+            if ready:
+                self._start(*ready.popleft(), due_ns)
+            else:
+                opened += 1
+                self._start(self._stock.take(), None, due_ns)
         if end_ns is not None:
             await alarm.until(end_ns)
 
@@ -63,13 +72,23 @@ class Flight:
                 taken += 1
                 if taken == most:
                     exhausted.set_result(None)
-                if await self._exchange(free_ns):
+                request = self._stock.take()
+                opening = self._client.open(request)
+                if opening is not None:
+                    await opening.settled(_CONNECT_PATIENCE_S)
+                if self._over:
+                    break
+                answer = self._start(request, opening, time.monotonic_ns())
+                await asyncio.wait({answer})
+                if not answer.cancelled() and _failed_fast(answer.result()):
                     await asyncio.sleep(_FAST_FAILURE_S)
                 free_ns = time.monotonic_ns()
 
         await alarm.until(start_ns)
         for _ in range(streams if most is None else min(streams, most)):
-            self._launch(stream())
+            task = self._loop.create_task(stream())
+            self._streams.add(task)
+            task.add_done_callback(self._ended)
         if end_ns is None:
             await exhausted
             return
@@ -82,7 +101,7 @@ class Flight:
     async def land(self) -> None:
         """Sends are over: wait until all answers are in, or, once halted, end each request and keep its row."""
         self._sending = False
-        if self._tasks:
+        if self._streams or self._flying:
             either: set[asyncio.Future[Any]] = {self._landed, self.halted}
             await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
         await self.end_all()
@@ -90,36 +109,55 @@ class Flight:
     async def end_all(self) -> None:
         """Leave nothing in the air: what still flies ends as `cancelled`."""
         self._over = True
-        while self._tasks:
-            for task in self._tasks:
+        while self._streams or self._flying:
+            self._client.end_all()
+            if self._flying:
+                await asyncio.wait(self._flying, timeout=1.0)
+            for task in self._streams:
                 task.cancel()
-            await asyncio.wait(self._tasks, timeout=1.0)
+            await asyncio.sleep(0)
 
     def halt(self, error: BaseException | None = None) -> None:
         """End the cell early; `error` is a bug of ours that whoever waits for the cell must see."""
         if not self.halted.done():
             self.halted.set_result(error)
 
-    async def _one(self, due_ns: int) -> None:
-        await self._exchange(due_ns)
-
-    async def _exchange(self, intended_ns: int) -> bool:
-        """One request and its answer; true when it failed at once."""
+    def _start(self, request: Request, opening: Opening | None, due_ns: int) -> asyncio.Future[RawAnswer]:
         self._health.begins()
-        raw = await send(self._session, self._stock.take(), intended_ns, self._timeout_s)
-        self._health.ends(raw.sent_ns - intended_ns)
-        self.sent += 1
-        self._recorder.record(raw)
-        return raw.http_status != 200 and (raw.done_ns or 0) - raw.sent_ns < _FAST_FAILURE_S * 1e9
+        answer = self._client.start(request, due_ns, self._timeout_s, opening)
+        self._flying.add(answer)
+        answer.add_done_callback(self._arrived)
+        return answer
 
-    def _launch(self, work: Coroutine[Any, Any, None]) -> None:
-        task = self._loop.create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._land_one)
-
-    def _land_one(self, task: asyncio.Task[None]) -> None:
-        self._tasks.discard(task)
-        if not task.cancelled() and (error := task.exception()) is not None:
+    def _arrived(self, answer: asyncio.Future[RawAnswer]) -> None:
+        self._flying.discard(answer)
+        if answer.cancelled():
+            self._health.ends()
+        elif (error := answer.exception()) is not None:
             self.halt(error)
-        if not self._sending and not self._tasks and not self._landed.done():
+        else:
+            raw = answer.result()
+            self._health.ends(raw.sent_ns - raw.intended_ns)
+            self.sent += 1
+            self._recorder.record(raw)
+        self._land_if_last()
+
+    def _ended(self, stream: asyncio.Task[None]) -> None:
+        self._streams.discard(stream)
+        if not stream.cancelled() and (error := stream.exception()) is not None:
+            self.halt(error)
+        self._land_if_last()
+
+    def _land_if_last(self) -> None:
+        if not self._sending and not self._streams and not self._flying and not self._landed.done():
             self._landed.set_result(None)
+
+
+async def _reach(at_ns: int, alarm: Alarm) -> None:
+    """What is overdue leaves in one go: one send a turn of a busy loop would never catch up."""
+    if at_ns > time.monotonic_ns():
+        await alarm.until(at_ns)
+
+
+def _failed_fast(raw: RawAnswer) -> bool:
+    return raw.http_status != 200 and (raw.done_ns or 0) - raw.sent_ns < _FAST_FAILURE_S * 1e9

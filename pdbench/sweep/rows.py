@@ -9,9 +9,11 @@ from typing import Protocol
 
 from pdbench.deployment import Credentials
 from pdbench.run import RequestRow
+from pdbench.sweep.http1 import unpacked
 from pdbench.sweep.sse import Answer, Read, error_text, read_answer
 
 MAX_TEXT = 300
+MAX_UNPACKED_NBYTES = 256 << 20
 REJECTED = (429, 503)
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]+")
 
@@ -37,11 +39,13 @@ class Raw(Protocol):
     output_len: int
     intended_ns: int
     sent_ns: int
+    opened_ns: int | None
     connected_ns: int | None
     first_byte_ns: int | None
     done_ns: int | None
     http_status: int | None
     content_type: str | None
+    content_encoding: str | None
     location: str | None
     reads: list[Read]
     end: str
@@ -134,6 +138,8 @@ def clean(text: str, credentials: Credentials) -> str:
 
 def read_row(raw: Raw, context: CellContext) -> tuple[RequestRow, list[float]]:
     """The row of one request, and the arrival of each of its token events in seconds from `sent_s`."""
+    if raw.content_encoding is not None:
+        raw.reads = unpacked(raw.reads, raw.content_encoding, MAX_UNPACKED_NBYTES)
     answer = read_answer(raw.reads) if raw.http_status is not None and raw.http_status < 300 else Answer()
     judgement = judge(raw, answer)
 
@@ -169,5 +175,8 @@ def read_row(raw: Raw, context: CellContext) -> tuple[RequestRow, list[float]]:
         error_kind=judgement.kind,
         error=None if judgement.text is None else clean(judgement.text, context.credentials),
         stamp=raw.stamp,
+        opened_s=seconds(raw.opened_ns),
+        token_reads=answer.token_reads if raw.http_status is not None else None,
+        shared_reads=answer.shared_reads if raw.http_status is not None else None,
     )
     return row, [(stamp_ns - raw.sent_ns) / 1e9 for stamp_ns in tokens]

@@ -40,6 +40,9 @@ class Answer:
 
     token_ns: tuple[int, ...] = ()  # arrival of every event that carried generated output
     max_events_per_read: int | None = None  # above 1, several token events share one stamp
+    # How the network cut the stream is no part of what it says.
+    token_reads: int = field(default=0, compare=False)  # reads that brought token events
+    shared_reads: int = field(default=0, compare=False)  # those that brought several
     prompt_tokens: int | None = None
     output_tokens: int | None = None
     cached_tokens: int | None = None
@@ -120,6 +123,8 @@ def read_answer(reads: Sequence[Read]) -> Answer:
     return Answer(
         token_ns=tuple(reading.token_ns),
         max_events_per_read=max(reading.per_read.values(), default=None),
+        token_reads=len(reading.per_read),
+        shared_reads=sum(count > 1 for count in reading.per_read.values()),
         prompt_tokens=_count(usage.get("prompt_tokens")),
         output_tokens=_count(usage.get("completion_tokens")),
         cached_tokens=_count(details.get("cached_tokens")) if isinstance(details, dict) else None,

@@ -38,7 +38,8 @@ class Stock:
         """The next request."""
         if not self._ready:
             self._make_one()
-        self._loop.call_later(_REFILL_DELAY_S, self._make_one)
+        if self._total is None or self._made < self._total:
+            self._loop.call_later(_REFILL_DELAY_S, self._make_one)
         return self._ready.popleft()
 
     def _make_one(self) -> bool:

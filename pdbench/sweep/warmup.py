@@ -7,12 +7,11 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 
-import aiohttp
-
 from pdbench.deployment import Deployment
 from pdbench.errors import PdbenchError, Unreachable, UsageError
 from pdbench.run import RequestRow
-from pdbench.sweep.client import open_session, send
+from pdbench.sweep.client import Client
+from pdbench.sweep.clients import open_client
 from pdbench.sweep.drive import through_proxy
 from pdbench.sweep.plan import Cell, Plan
 from pdbench.sweep.prompts import WORDS, ChatCalibration, calibrate, ids_json, text_json, token_ids
@@ -33,8 +32,8 @@ async def warm_up(deployment: Deployment, plan: Plan, *, deadline_s: float = DEA
     """
     pairs = max(1, len(deployment.of("prefill"))) * max(1, len(deployment.of("decode")))
     longest = max((cell.prompt_len for cell in plan.cells), default=_PROMPT_LEN)
-    async with open_session() as session:
-        scout = _Scout(session, deployment, replace(plan, timeout_s=min(plan.timeout_s, deadline_s)))
+    async with open_client(deployment.entry.url) as client:
+        scout = _Scout(client, deployment, replace(plan, timeout_s=min(plan.timeout_s, deadline_s)))
         if plan.endpoint == "chat":
             few = await scout.words(_FEW_WORDS)
             chat = calibrate((_FEW_WORDS, few), (_MANY_WORDS, await scout.words(_MANY_WORDS)))
@@ -54,8 +53,8 @@ async def warm_up(deployment: Deployment, plan: Plan, *, deadline_s: float = DEA
 class _Scout:
     """Sends one request at a time and turns what goes wrong into an error that says what to do."""
 
-    def __init__(self, session: aiohttp.ClientSession, deployment: Deployment, plan: Plan) -> None:
-        self._session, self._deployment, self._plan = session, deployment, plan
+    def __init__(self, client: Client, deployment: Deployment, plan: Plan) -> None:
+        self._client, self._deployment, self._plan = client, deployment, plan
         self._context = CellContext(0, 0, deployment.target, time.monotonic_ns(), deployment.credentials)
         self._seed = plan.seed ^ time.time_ns()  # warmed servers must not know these prompts from an earlier run
         self._asked = 0
@@ -81,7 +80,7 @@ class _Scout:
         prefix = f"warmup-{self._seed & 0xFFFFFFFF:08x}"
         request = through_proxy(self._deployment, self._plan, cell, prefix, prompt)(self._asked)
         self._asked += 1
-        raw = await send(self._session, request, time.monotonic_ns(), self._plan.timeout_s)
+        raw = await self._client.start(request, time.monotonic_ns(), self._plan.timeout_s)
         row, _ = read_row(raw, self._context)
         if row.status != "ok":
             raise refusal(row, self._deployment)

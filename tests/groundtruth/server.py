@@ -212,6 +212,7 @@ class Server(Wire):
             return
         stream.next_due_ns = max(stream.next_due_ns, self.after_stall(stream.next_due_ns))
         stream.next_due_ns += int(self.options.itl * 1e6) * self.options.coalesce
+        stream.next_due_ns = max(stream.next_due_ns, whole_ns + 1)  # on a busy machine the pieces may be late
         self.plan_next(stream)
 
     def token_event(self, stream: Stream, text: str | None, finish: str | None = None) -> bytes:

@@ -132,6 +132,17 @@ def test_lag_that_only_blurs_itl_is_a_warning(tmp_path: Path) -> None:
     assert flags(tmp_path, World(client={"loop_lag_p99_ms": 7.0}))["client-saturated"][0] == "warn"
 
 
+def test_lag_does_not_blur_the_kernels_stamps_but_merged_events_do(tmp_path: Path) -> None:
+    client = {"loop_lag_p99_ms": 7.0, "stamps": {"kernel": 1000, "user": 0}, "kernel_to_user_p99_ms": 7.0}
+    assert "client-saturated" not in flags(tmp_path, World(client={**client, "shared_reads_share": 0.001}))
+    merged = flags(tmp_path / "merged", World(client={**client, "shared_reads_share": 0.02}))
+    assert merged["client-saturated"][0] == "warn" and "one stamp" in merged["client-saturated"][1]
+    bunched = World(client={**client, "shared_reads_share": 0.5, "kernel_to_user_p99_ms": 0.2})
+    assert "client-saturated" not in flags(tmp_path / "bunched", bunched)
+    mixed = World(client={**client, "stamps": {"kernel": 900, "user": 100}})
+    assert flags(tmp_path / "mixed", mixed)["client-saturated"][0] == "warn"
+
+
 def test_a_stall_seen_by_the_client(tmp_path: Path) -> None:
     def hold(r: Req) -> None:
         stop = 20.0

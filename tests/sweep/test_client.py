@@ -28,18 +28,25 @@ def test_times_are_those_of_the_servers_log(ground_truth, tmp_path):
     assert outcome.statuses == ["ok"] * 60
     errors = list(errors_ms(outcome, server.log()))
     firsts, every = np.array([e[0] for e in errors]), np.concatenate(errors)
-    assert np.median(firsts) < 5 and np.median(np.abs(every)) < 5
+    # The kernel's stamps do not wait for this process, so neither does the machine's load show in them.
+    assert np.median(firsts) < 0.5 and np.median(every) < 0.5
     assert firsts.min() > 0  # nothing arrives before it is sent
     truth = server.log()
     for row in outcome.rows:
         assert (row.prompt_tokens, row.output_tokens, row.chunks) == (16, 10, 10)
         assert truth[row.request_id]["prompt_tokens"] == 16
-        assert row.intended_s <= row.sent_s <= row.connected_s <= row.first_byte_s <= row.first_token_s
-        assert row.first_token_s < row.second_token_s < row.last_token_s <= row.done_s
-        assert row.finish_reason == "length" and row.stamp == "user"
+        assert row.opened_s <= row.connected_s <= row.first_byte_s <= row.first_token_s
+        assert row.intended_s <= row.sent_s <= row.first_byte_s
+        assert row.first_token_s <= row.second_token_s < row.last_token_s <= row.done_s
+        assert row.finish_reason == "length" and row.stamp == "kernel"
     client = outcome.entry["client"]
     assert 0 < client["lateness_p99_ms"] <= client["lateness_max_ms"] and 0 < client["cpu_share"] < 1.2
     assert 0 < client["loop_lag_p99_ms"] <= client["loop_lag_max_ms"] and client["achieved_concurrency"] is None
+    assert client["stamps"]["kernel"] >= 600 and client["stamps"]["user"] == client["offset_steps"] == 0
+    assert 0 < client["kernel_to_user_p50_ms"] <= client["kernel_to_user_p99_ms"]
+    assert 0 < client["connect_p50_ms"] <= client["connect_p99_ms"] and 0 <= client["shared_reads_share"] < 1
+    # Most connections stood before they were needed.
+    assert sum(row.connected_s <= row.intended_s for row in outcome.rows) > 40
 
 
 def test_the_schedule_is_kept_and_the_window_lasts_as_long_as_was_asked(ground_truth, tmp_path):

@@ -1,0 +1,249 @@
+"""Where does an HTTP/1.1 answer begin and end? An incremental reader of one response: no I/O, no clock.
+
+It runs on the hot path, since only the framing tells that an answer is over; so it costs about a microsecond a read and
+looks at nothing else. Compressed bodies stay compressed here (`unpacked` is for the recorder).
+"""
+
+from __future__ import annotations
+
+import re
+import zlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from urllib.parse import quote, urlsplit
+
+MAX_HEAD_NBYTES = 1 << 20  # of a head, of a chunk's size line, and of the trailers
+_HEAD_END = re.compile(rb"\r?\n\r?\n")
+_STATUS_LINE = re.compile(rb"HTTP/1\.([01]) ([1-9][0-9][0-9])(?: [^\r\n]*)?")
+_FIELD = re.compile(rb"([!#$%&'*+\-.^_`|~0-9A-Za-z]+):[ \t]*(.*?)[ \t]*", re.DOTALL)
+_SIZE_LINE = re.compile(rb"([0-9A-Fa-f]{1,15})[ \t]*(?:;[^\n]*)?\r?\n")
+_TRAILER_END = re.compile(rb"\r?\n")
+_BODILESS = (204, 304)
+
+
+class ProtocolError(Exception):
+    """The bytes are no HTTP/1.1 response."""
+
+
+@dataclass(frozen=True, slots=True)
+class Head:
+    """What is needed of a response's head. `length` is None for a chunked body and for one that the close ends."""
+
+    status: int
+    content_type: str | None
+    content_encoding: str | None
+    location: str | None
+    chunked: bool
+    length: int | None
+
+
+def read_head(raw: bytes) -> Head:
+    """A head without its blank line. Raises ProtocolError."""
+    first, *lines = raw.replace(b"\r\n", b"\n").split(b"\n")
+    if (line := _STATUS_LINE.fullmatch(first)) is None:
+        raise ProtocolError(f"no HTTP/1.1 status line: {first[:60]!r}")
+    fields: dict[bytes, bytes] = {}
+    for text in _unfolded(lines):
+        if (field := _FIELD.fullmatch(text)) is None or b"\0" in text or b"\r" in text:
+            raise ProtocolError(f"no header field: {text[:60]!r}")
+        name, value = field[1].lower(), field[2]
+        if name == b"content-length" and fields.get(name, value) != value:
+            raise ProtocolError("two lengths of one body")
+        fields[name] = fields[name] + b", " + value if name == b"transfer-encoding" and name in fields else value
+    length = fields.get(b"content-length")
+    if length is not None and not (length.isdigit() and len(length) < 16):
+        raise ProtocolError(f"no length of a body: {length[:60]!r}")
+    coding = fields.get(b"transfer-encoding")
+    chunked = coding is not None and coding.lower().split(b",")[-1].strip() == b"chunked"
+    if coding is not None and length is not None:
+        length = None  # the transfer coding wins
+    status = int(line[2])
+
+    def said(name: bytes) -> str | None:
+        value = fields.get(name)
+        return None if value is None else value.decode("latin-1")
+
+    if status in _BODILESS:
+        chunked, length = False, b"0"
+    return Head(
+        status,
+        said(b"content-type"),
+        said(b"content-encoding"),
+        said(b"location"),
+        chunked,
+        None if length is None else int(length),
+    )
+
+
+def _unfolded(lines: Sequence[bytes]) -> list[bytes]:
+    """Header lines, with the obsolete continuation lines joined to what they continue."""
+    whole: list[bytes] = []
+    for line in lines:
+        if line[:1] in (b" ", b"\t") and whole:
+            whole[-1] += b" " + line.strip(b" \t")
+        else:
+            whole.append(line)
+    return whole
+
+
+class ResponseReader:
+    """Fed with what was received, it returns the bytes of the body in it. `complete` is set where the answer ends; what
+    follows is not looked at. Interim responses (1xx) are passed over."""
+
+    __slots__ = ("_chunk_left", "_held", "_left", "_phase", "complete", "head")
+
+    def __init__(self) -> None:
+        self.head: Head | None = None
+        self.complete = False
+        self._phase = self._in_head
+        self._held = b""  # a piece of a head, a size line or a trailer that is not whole yet
+        self._left = 0  # bytes of the body to come, by Content-Length
+        self._chunk_left = 0  # bytes of the chunk to come, with the line end after it; 0: a size line is next
+
+    def feed(self, data: bytes) -> bytes:
+        """Raises ProtocolError."""
+        return self._phase(data)
+
+    def end(self) -> bool:
+        """The other side has closed: true when that is a proper end of the answer."""
+        if self.head is not None and not self.head.chunked and self.head.length is None:
+            self.complete = True
+        return self.complete
+
+    def _in_head(self, data: bytes) -> bytes:
+        searched = max(0, len(self._held) - 3)
+        held = self._held + data
+        while (end := _HEAD_END.search(held, searched)) is not None:
+            head = read_head(held[: end.start()])
+            held, searched = held[end.end() :], 0
+            if head.status == 101:
+                raise ProtocolError("the server switches protocols")
+            if head.status >= 200:
+                self._held = b""
+                return self._begin(head, held)
+        if len(held) > MAX_HEAD_NBYTES:
+            raise ProtocolError(f"a head of more than {MAX_HEAD_NBYTES >> 10} KiB")
+        if not b"HTTP/1.".startswith(held[:7]):
+            raise ProtocolError(f"no HTTP/1.1 status line: {held[:60]!r}")
+        self._held = held
+        return b""
+
+    def _begin(self, head: Head, rest: bytes) -> bytes:
+        self.head = head
+        if head.chunked:
+            self._phase = self._in_chunks
+        elif head.length is None:
+            self._phase = self._until_close
+        else:
+            self._left, self._phase = head.length, self._counted
+        return self._phase(rest)
+
+    def _until_close(self, data: bytes) -> bytes:
+        return data
+
+    def _counted(self, data: bytes) -> bytes:
+        if len(data) >= self._left:
+            data = data[: self._left]
+            self.complete = True
+        self._left -= len(data)
+        return data
+
+    def _in_chunks(self, data: bytes) -> bytes:
+        if self._chunk_left == 0 and not self._held:
+            # The usual read: one chunk and nothing else.
+            size = _SIZE_LINE.match(data)
+            if size is not None and (nbytes := int(size[1], 16)):
+                start = size.end()
+                if len(data) == start + nbytes + 2 and data.endswith(b"\r\n"):
+                    return data[start : start + nbytes]
+        return self._cut_chunks(data)
+
+    def _cut_chunks(self, data: bytes) -> bytes:
+        data, place = self._held + data, 0
+        self._held = b""
+        pieces: list[bytes] = []
+        while place < len(data):
+            if self._chunk_left > 2:
+                piece = data[place : place + self._chunk_left - 2]
+                pieces.append(piece)
+                place += len(piece)
+                self._chunk_left -= len(piece)
+                continue
+            if self._chunk_left:  # the line end after a chunk
+                if data[place : place + self._chunk_left] != b"\r\n"[2 - self._chunk_left :][: len(data) - place]:
+                    raise ProtocolError("a chunk that is longer than its size")
+                taken = min(self._chunk_left, len(data) - place)
+                place += taken
+                self._chunk_left -= taken
+                continue
+            if (size := _SIZE_LINE.match(data, place)) is None:
+                self._hold(data[place:], b"\n")
+                break
+            place = size.end()
+            nbytes = int(size[1], 16)
+            if nbytes == 0:
+                self._phase = self._in_trailers
+                self._in_trailers(data[place:])
+                break
+            self._chunk_left = nbytes + 2
+        return b"".join(pieces)
+
+    def _hold(self, rest: bytes, forbidden: bytes) -> None:
+        """Keep the begin of a line for the next read."""
+        if forbidden in rest or len(rest) > MAX_HEAD_NBYTES or not re.match(rb"[0-9A-Fa-f]", rest):
+            raise ProtocolError(f"no size of a chunk: {rest[:60]!r}")
+        self._held = rest
+
+    def _in_trailers(self, data: bytes) -> bytes:
+        data, place = self._held + data, 0
+        while (end := _TRAILER_END.search(data, place)) is not None:
+            if end.start() == place:
+                self.complete = True
+                self._held = b""
+                return b""
+            place = end.end()
+        self._held = data[place:]
+        if len(self._held) > MAX_HEAD_NBYTES:
+            raise ProtocolError("a trailer without end")
+        return b""
+
+
+def unpacked(reads: Sequence[tuple[int, bytes]], encoding: str | None, most_nbytes: int) -> list[tuple[int, bytes]]:
+    """The reads with the body's compression undone, each with its own stamp; as they are, when it cannot be undone."""
+    if encoding is None or encoding.strip().lower() in ("", "identity"):
+        return list(reads)
+    gzip = encoding.strip().lower() in ("gzip", "x-gzip")
+    if not gzip and encoding.strip().lower() != "deflate":
+        return list(reads)
+    raw_deflate = not gzip and bool(reads) and reads[0][1][:1] not in (b"\x78", b"\x58", b"\x38", b"\x18")
+    inflate = zlib.decompressobj(31 if gzip else (-15 if raw_deflate else 15))
+    found: list[tuple[int, bytes]] = []
+    try:
+        for stamp_ns, data in reads:
+            piece = inflate.decompress(data, most_nbytes)
+            most_nbytes -= len(piece)
+            found.append((stamp_ns, piece))
+            if most_nbytes <= 0:
+                break
+    except zlib.error:
+        return found or list(reads)
+    return found
+
+
+@lru_cache(maxsize=64)
+def _target(url: str) -> tuple[str, str]:
+    """The value of Host, and what is asked for."""
+    parts = urlsplit(url)
+    path = quote(parts.path or "/", safe="/%:@!$&'()*+,;=~")
+    return parts.netloc.rpartition("@")[2], f"{path}?{parts.query}" if parts.query else path
+
+
+def request_head(url: str, headers: Mapping[str, str], body_nbytes: int) -> bytes:
+    """The head of a POST over a connection of its own. Raises ValueError for a header that would break it."""
+    host, path = _target(url)
+    own = f"POST {path} HTTP/1.1\r\nHost: {host}\r\nContent-Length: {body_nbytes}\r\nConnection: close\r\n"
+    text = own + "".join([f"{name}: {value}\r\n" for name, value in headers.items()])
+    if text.count("\n") != 4 + len(headers) or text.count("\r") != 4 + len(headers):
+        raise ValueError("a header holds a line break")
+    return text.encode() + b"\r\n"
