@@ -58,13 +58,10 @@ def show(results: list[tuple[Run, dict[str, Any]]], *, as_json: bool) -> None:
 
 
 def terminal() -> Console:
-    """Standard output, 80 columns wide where nobody says otherwise (a pipe, a CI log)."""
+    """Standard output; rich takes 80 columns where neither a terminal nor COLUMNS says otherwise."""
     from rich.console import Console
 
-    console = Console(highlight=False)
-    if not console.is_terminal and console.width < 80:
-        console.width = 80
-    return console
+    return Console(highlight=False)
 
 
 def refuse_invalid(run: Run, summary: dict[str, Any]) -> None:

@@ -250,6 +250,20 @@ def _against_link(speed: float | None, link: float | None) -> str:
     return f"{text}: the link itself" if speed >= LINK_SHARE * link else f"{text}: another transport, or a shared link"
 
 
+def _proxy(case: Case) -> Iterator[Cause]:
+    """Time outside both engines: client TTFT less what prefill and decode account for."""
+    outside = case.split.get("proxy")
+    if case.cell.mode == COLOCATED or not case.substantial(outside):
+        return
+    yield Cause(
+        "proxy",
+        outside / case.mean_ttft_ms,
+        f"{case.of_ttft(outside)} pass outside both engines: in the proxy, on the network, in the engines' front ends.",
+        "Look at the proxy: its CPU, its connections to the engines, whether it buffers or retries.",
+        "A request sent to the engines without the proxy lacks that time.",
+    )
+
+
 def _client(case: Case) -> Iterator[Cause]:
     ours = next((f for f in case.findings if f.code == "client-saturated" and f.severity == VOID), None)
     if ours is None:
@@ -268,5 +282,6 @@ CAUSES: tuple[Callable[[Case], Iterator[Cause]], ...] = (
     _prefill_queue,
     _prefill_compute,
     _transfer,
+    _proxy,
     _client,
 )

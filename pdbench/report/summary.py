@@ -58,6 +58,8 @@ def summarise(run: Run) -> dict[str, Any]:
     document = run.document
     simulated = bool(document.get("simulated")) or any(d.get("simulated") for d in document.get("deployments", []))
     cells = [cell_summary(cell, low_load) for cell, low_load in _with_low_load(list(_cells(run)))]
+    entries = document.get("cell_runs", [])
+    interrupted = len(entries) < _planned(document) or any(entry.get("state") != "done" for entry in entries)
     summary = {
         "schema": SCHEMA,
         "simulated": simulated,
@@ -66,9 +68,8 @@ def summarise(run: Run) -> dict[str, Any]:
         "targets": [d.get("target") for d in document.get("deployments", [])],
         "plan": document.get("plan", {}),
         "versions": _versions(document),
-        "interrupted": len(document.get("cell_runs", [])) < _planned(document)
-        or any(entry.get("state") != "done" for entry in document.get("cell_runs", [])),
-        "verdict": run_verdict(cells, simulated),
+        "interrupted": interrupted,
+        "verdict": run_verdict(cells, simulated, document.get("plan"), interrupted),
         "cells": cells,
     }
     cleaned: dict[str, Any] = _clean(summary)

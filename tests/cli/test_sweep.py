@@ -118,3 +118,22 @@ def test_ctrl_c_saves_what_was_measured_reports_it_and_can_be_gone_on_with(
     assert after["request_id"].is_unique
     assert (after["status"] == "ok").all()
     assert after["intended_s"].max() > rows["intended_s"].max()
+
+
+def test_a_slow_proxy_is_the_cause_that_is_named(pdbench: Run, testbed: Bed) -> None:
+    bed = testbed(mode="push", proxy_ms=150)
+    (cell,) = pdbench("sweep", *roles(bed), "--rates", "4", *SMALL, "--num-prompts", "24", "--json").summary["cells"]
+    assert cell["ttft_split_ms"]["proxy"] == pytest.approx(150, abs=20)
+    assert [cause["cause"] for cause in cell["diagnosis"]] == ["proxy"]
+
+
+def test_the_same_seed_twice_is_void_and_a_fresh_one_is_not(pdbench: Run, testbed: Bed) -> None:
+    """A second run of the same prompts measures the prefix cache."""
+    bed = testbed(mode="pull")
+    words = ["sweep", *roles(bed), "--rates", "4", *SMALL, "--num-prompts", "12", "--json"]
+    assert pdbench(*words, "--seed", "7", "--out", "first").code == 0
+    again = pdbench(*words, "--seed", "7", "--out", "second")
+    assert again.code == 3
+    assert "prefix-cache-hits" in [flag["code"] for flag in again.summary["cells"][0]["validity"]]
+    for name in ("third", "fourth"):
+        assert pdbench(*words, "--out", name).code == 0

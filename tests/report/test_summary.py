@@ -38,7 +38,7 @@ def test_the_contract(tmp_path: Path) -> None:
     assert cell["median_ttft_ms"] == cell["p50_ttft_ms"] and cell["std_ttft_ms"] == pytest.approx(ttft.std())
     assert cell["mean_tpot_ms"] == pytest.approx(10.0) and cell["mean_itl_ms"] == pytest.approx(10.0)
     assert cell["slots"]["needed"] == pytest.approx(4 * 64 * 0.010) and cell["slots"]["source"] == "given"
-    assert cell["validity"] == [] and cell["diagnosis"] == [] and "4 req/s x 1024" in cell["verdict"]
+    assert cell["validity"] == [] and cell["diagnosis"] == [] and "4 req/s x 1,024 tokens" in cell["verdict"]
     assert cell["waiting_mean"] >= 0 and cell["servers"]["decode"]["running_max"] >= 2
     assert cell["nixl"]["mb_per_request"] == pytest.approx(1024 * 131072 / 1e6)
     assert {n for n in cell if n.startswith("p99_")} == {f"p99_{m}_ms" for m in ("ttft", "tpot", "itl", "e2el")}
@@ -151,7 +151,7 @@ def test_the_verdict_of_a_run_names_the_lowest_load_that_breaks_in_two_sentences
 
     worlds = [world(12, 1024, 0.010), world(2, 1024, 0.007), world(8, 1024, 0.009), world(8, 4096, 0.0104)]
     verdict = summarise(make_run(tmp_path / "run", [[w] for w in worlds]))["verdict"]
-    assert verdict.startswith("1 of 4 cells are valid; 8 req/s x 4096: not steady state: decode needs 10.6 slots")
+    assert verdict.startswith("1 of 4 cells is valid; 8 req/s x 4,096 tokens: not steady state: decode needs 10.6 slots")
     assert verdict.count(". ") == 1
 
 
