@@ -39,7 +39,10 @@ def several(values: Iterable[str], option: str, kind: Callable[[str], T]) -> lis
     try:
         return list(dict.fromkeys(kind(word) for word in words))
     except ValueError:
-        raise UsageError(f"{option} wants {kind.__name__} values, not {', '.join(words)!r}.") from None
+        raise UsageError(f"{option} wants {_WANTED.get(kind.__name__, 'values')}, not {', '.join(words)!r}.") from None
+
+
+_WANTED = {"positive": "numbers above 0", "count": "whole numbers above 0, such as 1024,16384"}
 
 
 def positive(text: str) -> float:

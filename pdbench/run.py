@@ -90,7 +90,8 @@ def storing(path: Path) -> Iterator[None]:
         yield
     except OSError as error:
         raise StorageError(
-            f"cannot write {path}: {error.strerror or error}.", "Free space or give another --out, then sweep --resume."
+            f"cannot write {path}: {error.strerror or error}.",
+            "Free space, then go on with sweep --resume; or give another --out.",
         ) from error
 
 
