@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gzip
+import re
 import zlib
 from dataclasses import dataclass
 from itertools import pairwise
@@ -128,6 +129,8 @@ def test_any_bytes_are_a_response_or_a_protocol_error_and_no_cut_matters(data):
     assert whole.head == cut.head or whole.error is not None
     if whole.error is None:
         assert whole.body == cut.body
+    if re.search(rb"\n[ \t]", spoilt):
+        return  # a folded field: RFC 9112 says to read it as a space, which is what the other parser does not
     theirs = aiohttp_reads(bytes(spoilt))
     if theirs is not None and whole.complete and theirs[2]:
         assert (whole.head.status, whole.body) == theirs[:2]
