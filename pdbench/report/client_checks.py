@@ -65,6 +65,8 @@ def _not_steady(cell: Measured) -> Iterator[Finding]:
 def _too_few_slots(cell: Measured) -> bool:
     slots = slots_of(cell)
     enough = len(cell.answers) > 2 * (slots.available or 0)
+    if cell.answers.count("rejected"):
+        return False  # what is turned away needs no slot
     return cell.rate is not None and enough and slots.reached and slots.overload(OVERLOAD_UTILISATION)
 
 

@@ -28,6 +28,7 @@ COMPUTE_MS = 300.0
 COPIED_IN_POST = 0.9  # of the transfer time spent in its post: the copy itself runs there (same host), not the posting
 LINK_SHARE = 0.3  # of the declared link: below, the KV does not go where it was meant to
 SLOTS_FULL = 0.7  # co-located: mean running / slots from which on a queue is for slots
+REJECTED_SHARE = 0.01  # of the requests turned away, from which on latencies are those of a selection
 MIN_RISE = 0.15  # TPOT above the low-load one before a stall per admission is worth a word
 
 
@@ -264,6 +265,22 @@ def _proxy(case: Case) -> Iterator[Cause]:
     )
 
 
+def _admission(case: Case) -> Iterator[Cause]:
+    """Requests that the servers turned away: latencies are of the others, which wait less for it."""
+    answers = case.cell.answers
+    turned_away, asked = answers.count("rejected"), len(answers) - answers.count("cancelled")
+    if not asked or turned_away < REJECTED_SHARE * asked:
+        return
+    yield Cause(
+        "admission",
+        None,
+        f"{turned_away:,} of {asked:,} requests ({turned_away / asked:.0%}) were turned away (HTTP 429 or 503):"
+        " latencies and rates are of those admitted.",
+        "Raise the servers' admission limit, or lower the rate to what is admitted.",
+        "With fewer requests turned away TTFT rises.",
+    )
+
+
 def _client(case: Case) -> Iterator[Cause]:
     ours = next((f for f in case.findings if f.code == "client-saturated" and f.severity == VOID), None)
     if ours is None:
@@ -283,5 +300,6 @@ CAUSES: tuple[Callable[[Case], Iterator[Cause]], ...] = (
     _prefill_compute,
     _transfer,
     _proxy,
+    _admission,
     _client,
 )

@@ -137,3 +137,14 @@ def test_the_same_seed_twice_is_void_and_a_fresh_one_is_not(pdbench: Run, testbe
     assert "prefix-cache-hits" in [flag["code"] for flag in again.summary["cells"][0]["validity"]]
     for name in ("third", "fourth"):
         assert pdbench(*words, "--out", name).code == 0
+
+
+def test_latencies_of_the_admitted_only_are_called_that(pdbench: Run, testbed: Bed) -> None:
+    bed = testbed(mode="colocated", max_num_queued_reqs=1, max_num_seqs=2)
+    words = ["--rates", "30", "--prompt-lens", "256", "--output-len", "32", "--num-prompts", "90", "--json"]
+    (cell,) = pdbench("sweep", *roles(bed), *words).summary["cells"]
+    assert cell["rejected"] > 9
+    assert cell["failed"] == 0
+    assert cell["completed"] + cell["rejected"] == 90
+    assert "admission" in [cause["cause"] for cause in cell["diagnosis"]]
+    assert "not-steady-state" not in [flag["code"] for flag in cell["validity"]]
