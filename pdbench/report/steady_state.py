@@ -151,6 +151,8 @@ def judge(
     answers: Answers, start: float, send_end: float, rate: float | None, streams: int | None = None
 ) -> Steadiness:
     """Judge one cell and repeat: `rate` is the asked rate of an open loop, `streams` a closed one's concurrency."""
+    if rate is not None and len(answers):
+        rate *= 1 - answers.count("rejected") / len(answers)  # what is turned away is no load
     _, flying = in_flight(answers)
     if streams is not None:
         settled = np.arange(len(answers)) >= CLOSED_WARM_IN_TURNS * streams

@@ -151,7 +151,7 @@ def test_the_verdict_of_a_run_names_the_lowest_load_that_breaks_in_two_sentences
 
     worlds = [world(12, 1024, 0.010), world(2, 1024, 0.007), world(8, 1024, 0.009), world(8, 4096, 0.0104)]
     verdict = summarise(make_run(tmp_path / "run", [[w] for w in worlds]))["verdict"]
-    assert verdict.startswith("1 of 4 cells is valid; 8 req/s x 4,096 tokens: not steady state: decode needs 10.6 slots")
+    assert verdict.startswith("1 of 4 cells is valid; 8 req/s x 4,096 tokens: not steady state: decode needs 10.6")
     assert verdict.count(". ") == 1
 
 
