@@ -24,8 +24,9 @@ Group = tuple[str, Any, Any]
 class Figure:
     """A figure document, what it shows in words (for those who don't see it), and what is not in it.
 
-    `other` is a second way to look at it: what a button is called, and the layout that it puts in place. `keys` are the
-    colours of a legend that the page writes itself.
+    `other` is a second way to look at it: what a button is called, and the layout that it puts in place. `choices` are
+    documents to pick from, each with its name, the first one being `document`; `choice_of` says what is picked. `keys`
+    are the colours of a legend that the page writes itself.
     """
 
     title: str
@@ -34,6 +35,8 @@ class Figure:
     note: str = ""
     other: tuple[str, dict[str, Any]] | None = None
     keys: tuple[tuple[str, str], ...] = ()
+    choices: tuple[tuple[str, dict[str, Any]], ...] = ()
+    choice_of: str = ""
 
 
 def plain(text: object) -> str:

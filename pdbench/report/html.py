@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from importlib import resources
 
 from pdbench.report import heat, load_figures, measured, series, tables, time_figures, wording
 from pdbench.report.figures import Figure
-from pdbench.report.markup import Child, Markup, joined, script_json, tag
+from pdbench.report.markup import Child, Markup, tag
+from pdbench.report.page import missing, page, placed, section
 from pdbench.report.wording import CellSummary, Summary, clean, place, verdict_mark
 from pdbench.run import Run
 
-POLICY = "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data:"
 SPOKEN_CELLS = 24
 
 
@@ -20,8 +19,12 @@ def render_html(summary: Summary, run: Run) -> str:
     summary = wording.for_readers(summary)
     drawn: list[Figure] = []
     body = [tag("h2", "Verdict", id="verdict", class_="seen-by-few"), *_verdict(summary, run)]
-    body += [_section(identity, title, parts) for identity, title, parts in _sections(summary, run, drawn)]
-    return _page(summary, body, drawn, run)
+    body += [section(identity, title, parts) for identity, title, parts in _sections(summary, run, drawn)]
+    name = _name(summary, run)
+    simulated = "SIMULATED \u00b7 " if summary.get("simulated") else ""
+    day = (measured.moment(summary.get("created_unix_s")) or "")[:10]
+    title = " \u00b7 ".join(filter(None, [f"{simulated}pdbench", name, day]))
+    return page(title, name, _subtitle(summary), body, drawn)
 
 
 def _sections(summary: Summary, run: Run, drawn: list[Figure]) -> list[tuple[str, str, list[Child]]]:
@@ -48,10 +51,6 @@ def _sections(summary: Summary, run: Run, drawn: list[Figure]) -> list[tuple[str
         ("diagnosis", "Diagnosis", [tables.diagnosis(cells, several)]),
         ("measured", "How it was measured", [measured.measured(summary, run.document), _terms()]),
     ]
-
-
-def _section(identity: str, title: str, parts: Sequence[Child]) -> Markup:
-    return tag("section", tag("h2", title, id=identity), parts, aria_labelledby=identity)
 
 
 def _verdict(summary: Summary, run: Run) -> list[Markup]:
@@ -131,62 +130,44 @@ def _notes(cells: Sequence[CellSummary], several: bool) -> Markup | None:
     )
 
 
-def _figure(figure: Figure, drawn: list[Figure]) -> Markup:
-    drawn.append(figure)
-    name = f"figure-{len(drawn) - 1}"
-    plot = tag("div", class_="plot", id=name, tabindex="0", role="img", aria_label=figure.spoken,
-               style=f"height:{figure.document['layout'].get('height', 330)}px")  # fmt: skip
-    note = tag("p", figure.note, class_="note") if figure.note else None
-    button = (
-        tag("button", figure.other[0], type="button", aria_pressed="false", data_figure=name) if figure.other else None
-    )
-    caption = tag("figcaption", figure.title, button) if figure.title or button else None
-    keys = [tag("li", tag("i", style=f"background:{colour}"), key) for colour, key in figure.keys]
-    return tag("figure", caption, tag("ul", keys, class_="keys") if keys else None, plot, note)
-
-
 def _split(cells: Sequence[CellSummary], several: bool, drawn: list[Figure]) -> list[Child]:
     figure = load_figures.split_figure(cells, several)
     if figure is None:
-        return [_missing("the parts of TTFT: no metrics page of prefill or decode was scraped")]
+        return [missing("the parts of TTFT: no metrics page of prefill or decode was scraped")]
     note = "Means add, percentiles do not: this is the mean. Hatched bars belong to cells that are void or cut short; "
     note += "crossed grey is what no measured part explains, left of zero where parts overlap."
-    return [_figure(figure, drawn), tag("p", note, class_="note"), tables.split(cells, several)]
+    return [placed(figure, drawn), tag("p", note, class_="note"), tables.split(cells, several)]
 
 
 def _latency(cells: Sequence[CellSummary], drawn: list[Figure]) -> list[Child]:
     found = load_figures.latency_figures(cells)
     if not found:
-        return [_missing("latency: no request was answered, or too few for a percentile")]
+        return [missing("latency: no request was answered, or too few for a percentile")]
     note = "Whiskers are 95% intervals; where none goes up, the sample gives no upper bound. "
     note += "Hollow markers are void cells and cut ones, which no line passes through."
-    return [tag("div", [_figure(figure, drawn) for figure in found], class_="panels"), tag("p", note, class_="note")]
+    return [tag("div", [placed(figure, drawn) for figure in found], class_="panels"), tag("p", note, class_="note")]
 
 
 def _time(cells: Sequence[CellSummary], run: Run, drawn: list[Figure]) -> list[Child]:
     lines = series.gauge_lines(run)
     if not lines:
-        return [_missing("waiting and running over time: no metrics page was scraped")]
+        return [missing("waiting and running over time: no metrics page was scraped")]
     of = {int(cell["cell"]): cell for cell in cells if "cell" in cell}
     slots = {str(cell.get("target", "")): (cell.get("slots") or {}).get("available") for cell in cells}
-    return [_figure(figure, drawn) for figure in time_figures.time_figures(lines, series.windows(run), of, slots)]
+    return [placed(figure, drawn) for figure in time_figures.time_figures(lines, series.windows(run), of, slots)]
 
 
 def _gaps(cells: Sequence[CellSummary], run: Run, drawn: list[Figure]) -> list[Child]:
     found = time_figures.gap_figures(series.gap_curves(run), cells)
     if not found:
-        return [_missing("gaps between tokens: no answer had two tokens")]
+        return [missing("gaps between tokens: no answer had two tokens")]
     note = (
         "Where a curve crosses 1%, one gap in a hundred is longer. Dotted curves are cells that are void or cut short."
     )
     return [
-        tag("div", [_figure(figure, drawn) for figure in found], class_="panels two"),
+        tag("div", [placed(figure, drawn) for figure in found], class_="panels two"),
         tag("p", note, class_="note"),
     ]
-
-
-def _missing(what: str) -> Markup:
-    return tag("p", f"Not measured: {what}.", class_="note missing")
 
 
 _TERMS = (
@@ -204,34 +185,6 @@ def _terms() -> Markup:
     return tag("details", tag("summary", "What the words mean"), tables.definitions(_TERMS))
 
 
-def _page(summary: Summary, body: Sequence[Child], drawn: Sequence[Figure], run: Run) -> str:
-    name = _name(summary, run)
-    simulated = "SIMULATED \u00b7 " if summary.get("simulated") else ""
-    day = (measured.moment(summary.get("created_unix_s")) or "")[:10]
-    title = " \u00b7 ".join(filter(None, [f"{simulated}pdbench", name, day]))
-    data = script_json([{**figure.document, "other": figure.other and figure.other[1]} for figure in drawn])
-    scripts = [tag("script", Markup(_plotly()))] if drawn else []
-    scripts += [tag("script", data, type="application/json", id="figures"), tag("script", Markup(_part("page.js")))]
-    head = tag(
-        "head",
-        tag("meta", charset="utf-8"),
-        tag("meta", http_equiv="Content-Security-Policy", content=POLICY),
-        tag("meta", name="viewport", content="width=device-width, initial-scale=1"),
-        tag("meta", name="color-scheme", content="light dark"),
-        tag("title", title),
-        tag("style", Markup(_part("page.css"))),
-    )
-    top = tag(
-        "header",
-        tag("h1", tag("span", "pdbench", class_="brand"), " ", name),
-        tag("p", _subtitle(summary), class_="note"),
-    )
-    whole = tag(
-        "body", tag("a", "Skip to the verdict", href="#verdict", class_="skip"), top, tag("main", body), scripts
-    )
-    return f'<!doctype html>\n<html lang="en">{joined([head, whole])}</html>\n'
-
-
 def _name(summary: Summary, run: Run) -> str:
     """What was measured: model and mode, and the names of targets that somebody chose."""
     about: dict[str, None] = {}
@@ -247,13 +200,3 @@ def _subtitle(summary: Summary) -> str:
     when = measured.moment(summary.get("created_unix_s"))
     size = wording.counted(len(summary.get("cells") or []), "cell")
     return " \u00b7 ".join(filter(None, [when, size]))
-
-
-def _part(name: str) -> str:
-    return resources.files("pdbench.report").joinpath(name).read_text(encoding="utf-8")
-
-
-def _plotly() -> str:
-    from plotly.offline import get_plotlyjs
-
-    return str(get_plotlyjs())

@@ -11,6 +11,7 @@ from pdbench.report.wording import clean
 
 _VOID_TAGS = ("meta", "br", "hr")
 MAX_TEXT_CHARS = 4000
+MAX_ATTRIBUTE_CHARS = 1_000_000  # foreign words are cut where they are taken in; a path of many points is not
 TALL_ROWS = 25
 
 
@@ -30,7 +31,11 @@ def tag(element: str, /, *children: Child, **attributes: object) -> Markup:
         if value is None or value is False:
             continue
         spelled = key.rstrip("_").replace("_", "-")
-        parts.append(f" {spelled}" if value is True else f' {spelled}="{html.escape(clean(value), quote=True)}"')
+        parts.append(
+            f" {spelled}"
+            if value is True
+            else f' {spelled}="{html.escape(clean(value, MAX_ATTRIBUTE_CHARS), quote=True)}"'
+        )
     opening = f"<{element}{''.join(parts)}>"
     return Markup(opening if element in _VOID_TAGS else f"{opening}{joined(children)}</{element}>")
 

@@ -1,10 +1,13 @@
 // Draws the figures in the colours of the page. A figure names its colours as CSS variables; they are looked up when it is
-// drawn, and again when the reader's colour scheme changes or the page is printed.
+// drawn, and again when the reader's colour scheme changes or the page is printed. What is on the screen is drawn first, the
+// rest one figure at a time, so that a long page can be read at once.
 (function () {
   "use strict";
   const figures = JSON.parse(document.getElementById("figures").textContent);
   const narrow = window.matchMedia("(max-width: 640px)");
   const settings = { displayModeBar: false, responsive: true, showTips: false };
+  const PRINTED_WIDTH = 690; // px of an A4 page between its margins
+  let turn = 0;
 
   function coloured(value, styles) {
     if (typeof value === "string" && value.startsWith("var(--")) {
@@ -27,35 +30,71 @@
     return whole;
   }
 
-  function draw() {
-    const styles = getComputedStyle(document.documentElement);
-    figures.forEach((figure, index) => {
-      const place = document.getElementById("figure-" + index);
-      const drawn = coloured(figure, styles);
-      const data = drawn.data;
-      const layout = place.dataset.other ? over(drawn.layout, drawn.other) : drawn.layout;
-      // A finger that scrolls the page must not zoom a figure.
-      if (narrow.matches) Object.assign(layout, { dragmode: false });
-      Plotly.react(place, data, layout, settings);
-    });
+  function placeOf(index) {
+    return document.getElementById("figure-" + index);
+  }
+
+  function draw(index) {
+    const place = placeOf(index);
+    const figure = figures[index];
+    const chosen = figure.choices[place.dataset.choice || 0] || figure;
+    const drawn = coloured({ ...chosen, other: figure.other }, getComputedStyle(document.documentElement));
+    const layout = place.dataset.other ? over(drawn.layout, drawn.other) : drawn.layout;
+    // A finger that scrolls the page must not zoom a figure.
+    if (narrow.matches) Object.assign(layout, { dragmode: false });
+    if (document.documentElement.hasAttribute("data-print")) {
+      layout.width = Math.min(place.clientWidth, PRINTED_WIDTH);
+    }
+    Plotly.react(place, drawn.data, layout, settings);
+    place.dataset.drawn = "yes";
+    place.dispatchEvent(new Event("drawn"));
+  }
+
+  function drawAll() {
+    turn += 1;
+    figures.forEach((_, index) => draw(index));
+  }
+
+  function drawInTurn() {
+    const mine = (turn += 1);
+    const waiting = figures.map((_, index) => index);
+    const seen = waiting.filter((index) => placeOf(index).getBoundingClientRect().top < window.innerHeight);
+    seen.forEach(draw);
+    const rest = waiting.filter((index) => !seen.includes(index));
+    (function next() {
+      if (mine !== turn || !rest.length) return;
+      draw(rest.shift());
+      setTimeout(next);
+    })();
   }
 
   function print(on) {
     document.documentElement.toggleAttribute("data-print", on);
-    draw();
+    drawAll();
   }
 
   document.querySelectorAll("button[data-figure]").forEach((button) => {
     button.addEventListener("click", () => {
       const pressed = button.getAttribute("aria-pressed") !== "true";
       button.setAttribute("aria-pressed", pressed);
-      document.getElementById(button.dataset.figure).dataset.other = pressed ? "yes" : "";
-      draw();
+      const place = document.getElementById(button.dataset.figure);
+      place.dataset.other = pressed ? "yes" : "";
+      draw(place.id.slice("figure-".length));
     });
   });
+  document.querySelectorAll("select[data-figure]").forEach((select) => {
+    const choose = () => {
+      const place = document.getElementById(select.dataset.figure);
+      place.dataset.choice = select.value;
+      draw(place.id.slice("figure-".length));
+    };
+    select.addEventListener("change", choose);
+    // A browser that goes back keeps what was picked.
+    document.getElementById(select.dataset.figure).dataset.choice = select.value;
+  });
 
-  draw();
-  window.matchMedia("(prefers-color-scheme: dark)").addEventListener("change", draw);
+  drawInTurn();
+  window.matchMedia("(prefers-color-scheme: dark)").addEventListener("change", drawInTurn);
   window.addEventListener("beforeprint", () => print(true));
   window.addEventListener("afterprint", () => print(false));
 })();

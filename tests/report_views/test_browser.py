@@ -19,6 +19,8 @@ pytestmark = [
 HOSTILE = "<img src=x onerror=\"window.pwned=1\"></script><script>window.pwned=1</script><a href='javascript:1'>%{y}"
 DRAWN = """Array.from(document.querySelectorAll('.plot')).map(plot =>
     plot.querySelectorAll('svg .trace, svg .point, svg .scatterlayer path').length)"""
+ALL_DRAWN = """new Promise(done => (function look() {
+    document.querySelector('.plot:not([data-drawn])') ? setTimeout(look, 20) : done(true) })())"""
 COLOURS = "[getComputedStyle(document.body).color, document.querySelector('.plot .xtick text').style.fill]"
 TITLE = "document.querySelector('.plot .xtitle').textContent"
 PRESSED = "document.querySelector('button[data-figure]').getAttribute('aria-pressed')"
@@ -44,6 +46,7 @@ def hostile() -> dict:
 async def check(page: Page, file: Path, figures: int) -> None:
     """Every figure is drawn, nothing is complained of, nothing is fetched, nothing hostile ran."""
     await page.open(file)
+    await page.run(ALL_DRAWN)
     drawn = await page.run(DRAWN)
     assert len(drawn) == figures and all(drawn), (file.name, drawn)
     assert await page.run("window.pwned") is None
@@ -75,10 +78,12 @@ def test_figures_follow_the_reader(tmp_path):
     async def look() -> None:
         async with chromium() as page:
             await page.open(file, 420)
+            await page.run(ALL_DRAWN)
             assert await page.run("document.documentElement.scrollWidth <= 420")
             light = await page.run(COLOURS)
             await page.scheme(True)
             await page.run(A_FRAME)
+            await page.run("new Promise(done => setTimeout(done, 500))")
             dark = await page.run(COLOURS)
             assert light[0] != dark[0] and light[1] != dark[1]
             await page.run("window.dispatchEvent(new Event('beforeprint'))")

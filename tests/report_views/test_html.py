@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import json
 import re
 from html.parser import HTMLParser
+from importlib import resources
 from typing import Any
 
 import numpy as np
 import pytest
 
-from pdbench.report import html, series, time_figures
+from pdbench.report import html, page, series, time_figures
 from pdbench.report.figures import plain
 from pdbench.report.markup import Markup, script_json, tag
 from pdbench.report.series import Line, thinned
@@ -48,7 +50,7 @@ class Tags(HTMLParser):
 @pytest.fixture(autouse=True)
 def no_library(monkeypatch):
     """The five megabytes of the drawing library are tested in the browser."""
-    monkeypatch.setattr(html, "_plotly", lambda: "library")
+    monkeypatch.setattr(page, "_library", lambda: "library")
 
 
 def page_of(tmp_path, summary, **run: Any) -> str:
@@ -240,3 +242,18 @@ def test_with_several_targets_every_row_names_its_target(tmp_path):
     rows = [row for row in re.findall("<tr.*?</tr>", page) if re.search('scope="row">#', row)]
     assert len(rows) > 24
     assert all("pull" in row or "push" in row for row in rows)
+
+
+def test_a_long_attribute_is_not_cut_and_a_hostile_one_is_escaped():
+    path = "M" + ",".join(f"{x},{x}" for x in range(20_000))
+    assert tag("path", d=path) == f'<path d="{path}"></path>'
+    assert tag("p", title='a"\x1b[31m\u202eb') == '<p title="a&quot;b"></p>'
+
+
+def test_the_library_is_the_published_bundle_with_its_licence():
+    folder = resources.files("pdbench.report").joinpath("vendor")
+    library = folder.joinpath("plotly-basic.min.js").read_bytes()
+    assert hashlib.sha256(library).hexdigest() == "99784e3abfb07b142a15e521a439e6d9addceadb3f79553fd24c72774f0649ba"
+    assert b"</script" not in library
+    assert "MIT License" in folder.joinpath("plotly-basic.LICENSE").read_text()
+    assert re.search(rb"plotly.js \(basic - minified\) v4\.1\.1", library[:300])
