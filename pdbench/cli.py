@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import gc
 import importlib
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -103,10 +104,12 @@ def _load(where: str) -> Callable[..., Any] | typer.Typer:
 
 
 def _guarded(function: Callable[..., Any]) -> Callable[..., Any]:
-    """`function`, whose Ctrl-C is an error of ours with its exit code."""
+    """`function`, whose Ctrl-C is an error of ours with its exit code, and which has the garbage collector back on."""
 
     @functools.wraps(function)
     def guarded(*args: Any, **kwargs: Any) -> Any:
+        gc.freeze()
+        gc.enable()
         try:
             return function(*args, **kwargs)
         except KeyboardInterrupt:

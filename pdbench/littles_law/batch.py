@@ -7,15 +7,14 @@ on the lengths' law while n <= c. Times in seconds here, since the holding time 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from pdbench.littles_law.waits import NO_WAIT, Waits, exponential_tail
 
 NEGLIGIBLE = 1e-30
 
 
-@dataclass(frozen=True, slots=True)
-class Tpot:
+class Tpot(NamedTuple):
     """Time per output token in ms as a function of the requests running: `alone_ms + slope_ms * running`."""
 
     alone_ms: float
@@ -42,8 +41,7 @@ def running_without_limit(qps: float, out_tokens: float, tpot: Tpot) -> float | 
     return per_token * tpot.alone_ms / (1 - per_token * tpot.slope_ms)
 
 
-@dataclass(frozen=True, slots=True)
-class Batch:
+class Batch(NamedTuple):
     """Waits and the mean number running of the birth-death chain."""
 
     waits: Waits

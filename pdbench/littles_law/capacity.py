@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from pdbench.littles_law.demand import Demand
 from pdbench.littles_law.slots_question import MOST_SLOTS
@@ -22,8 +22,7 @@ RATE_STEP = 0.0005
 CLOSE = 0.02  # of utilisation: how near to 80 % the safe rate may be for the rule to be called right
 
 
-@dataclass(frozen=True, slots=True)
-class Point:
+class Point(NamedTuple):
     """One point of the curve of waits against utilisation."""
 
     utilisation: float

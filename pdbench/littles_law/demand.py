@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
 from pdbench.littles_law.batch import Tpot, running_without_limit
 from pdbench.littles_law.lengths import Lengths
 
 
-@dataclass(frozen=True, slots=True)
-class Demand:
+class Demand(NamedTuple):
     """`burstiness` is the gamma shape of the gaps, as in vLLM: 1 is Poisson, below 1 burstier, inf constant."""
 
     qps: float
     out_tokens: float
     tpot: Tpot
-    lengths: Lengths = field(default_factory=Lengths)
+    lengths: Lengths = Lengths()
     burstiness: float = 1.0
 
     @property
@@ -47,11 +46,11 @@ class Demand:
         return slots / self.held_s(slots)
 
     def at(self, qps: float) -> Demand:
-        return replace(self, qps=qps)
+        return self._replace(qps=qps)
 
     def share(self, pools: int) -> Demand:
         """What each of `pools` separate pools gets of requests spread at random: closer to Poisson than the whole."""
         if pools == 1:
             return self
         variance = 1 + (self.arrival_cv**2 - 1) / pools
-        return replace(self, qps=self.qps / pools, burstiness=1 / variance)
+        return self._replace(qps=self.qps / pools, burstiness=1 / variance)

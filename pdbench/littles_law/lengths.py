@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from typing import NamedTuple
 
 LAWS = ("gamma", "lognormal")
 
 
-@dataclass(frozen=True, slots=True)
-class Lengths:
+class Lengths(NamedTuple):
     """`cv` 0 is equal lengths, whatever the law; gamma with cv 1 is exponential.
 
     With `values` (classes, or the lengths of a trace) a length is one of them, drawn with its share, times the law.

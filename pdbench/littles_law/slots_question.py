@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from pdbench.errors import UsageError
 from pdbench.littles_law.batch import Tpot
@@ -23,8 +22,7 @@ MOST_DECODERS = 10_000
 MOST_PROMPTS = 200_000  # of a run; a longer one is its steady state, or overload
 
 
-@dataclass(frozen=True, slots=True)
-class Question:
+class Question(NamedTuple):
     """`demand` is the load on all decoders together; `max_num_seqs` and `pool` are those of one of them."""
 
     demand: Demand

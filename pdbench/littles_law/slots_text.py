@@ -19,7 +19,7 @@ NOTE_INDENT = "  "
 
 
 def print_answers(documents: list[Document], page: Path | None) -> None:
-    console = Console(highlight=False, markup=False, soft_wrap=False)
+    console = Console(highlight=False, markup=False, emoji=False, soft_wrap=False)
     if not console.is_terminal:
         console.width = WIDTH
     with console.capture() as captured:

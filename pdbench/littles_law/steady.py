@@ -6,7 +6,7 @@ simulation does, unless too few of its requests would wait or it would need too 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from pdbench.littles_law.batch import batch_waits
 from pdbench.littles_law.demand import Demand
@@ -21,8 +21,7 @@ MOST_SIMULATED_SLOTS = 20_000
 LONGEST_MEMORY = 1e5  # requests after which the queue has forgotten; beyond, heavy-traffic formulas are the better ones
 
 
-@dataclass(frozen=True, slots=True)
-class Estimate:
+class Estimate(NamedTuple):
     """`waits` is None where there is no steady state."""
 
     waits: Waits | None

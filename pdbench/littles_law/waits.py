@@ -7,15 +7,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from typing import NamedTuple
 
 QUANTILES = (0.5, 0.9, 0.99)
 ALL_OF_IT = 1e-6  # what is left of P(W > 0) beside the term far out: below it only rounding
 SLOWEST_REST = 0.8  # of the rate far out: a slower rest would itself be what is far out
 
 
-@dataclass(frozen=True, slots=True)
-class Waits:
+class Waits(NamedTuple):
     """The wait for a slot of a request that arrives in the steady state, or in a run of finite length."""
 
     p_wait: float
@@ -53,8 +52,7 @@ def exponential_tail(p_wait: float, mean_s: float) -> Waits:
     return Waits(p_wait, mean_s, p50, p90, p99)
 
 
-@dataclass(frozen=True, slots=True)
-class TailFacts:
+class TailFacts(NamedTuple):
     """What is known exactly of a tail: P(W > 0), the density at 0+, two moments, and weight * exp(-rate t) far out."""
 
     p_wait: float
