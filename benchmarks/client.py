@@ -143,7 +143,8 @@ def ours(client: str, load: Load, port: int, directory: Path) -> dict[str, Any]:
         run = Run.create(directory / "run", {"plan": plan.document()})
         recorder = await Recorder.start()
         os.sched_setaffinity(recorder.pid, range(os.cpu_count() or 1))
-        entry = await cells.run_cell(deployment, plan, cell, 0, run, recorder, asyncio.Event(), lambda row: None)
+        job = cells.Job(deployment, plan, cell, 0, cells.run_tag(run))
+        entry = await cells.run_cell(job, run, recorder, asyncio.Event(), lambda row: None)
         ticks = Path(f"/proc/{recorder.pid}/stat").read_text().rpartition(")")[2].split()[11:13]
         await recorder.close()
         return entry, run, sum(map(int, ticks)) / os.sysconf("SC_CLK_TCK")

@@ -1,10 +1,17 @@
-"""One cell from its seed to its entry in run.json: schedule, requests, rows, and how the client fared."""
+"""One cell from its seed to its entry in run.json: schedule, requests, rows, and how the client fared.
+
+A process sends a whole cell, or one of several processes its share of it (`sweep/workers.py`). The schedule, the ids
+and the prompts are those of the cell, whoever sends which of them.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import itertools
 import time
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from hashlib import blake2s
 from typing import Any
 
@@ -14,6 +21,7 @@ from pdbench.deployment import Deployment
 from pdbench.run import RequestRow, Run
 from pdbench.sweep.alarm import Alarm
 from pdbench.sweep.arrivals import Offsets, schedule
+from pdbench.sweep.client import Client
 from pdbench.sweep.clients import open_client, raise_fd_limit
 from pdbench.sweep.drive import DRIVES, MakeRequest
 from pdbench.sweep.health import Health, SharedReads, quiet_collector
@@ -27,28 +35,38 @@ from pdbench.sweep.stock import Stock
 _LEAD_NS = 50_000_000  # from the last preparation to the start of the schedule
 
 
+@dataclass(frozen=True, slots=True)
+class Job:
+    """One cell to be sent: all that a process must know, on whatever host. The share of `worker`, of `workers`."""
+
+    deployment: Deployment
+    plan: Plan
+    cell: Cell
+    repeat: int
+    tag: str
+    chat: ChatCalibration | None = None
+    drive: str = "proxy"
+    attempt: int = 0  # how often the cell was measured before
+    worker: int = 0
+    workers: int = 1
+
+    def seeds(self) -> dict[str, int]:
+        return {
+            "seed": self.plan.cell_seed(self.cell, self.repeat),
+            "prompt_seed": self.plan.prompt_seed_of(self.cell, self.repeat, self.attempt),
+        }
+
+
 async def run_cell(
-    deployment: Deployment,
-    plan: Plan,
-    cell: Cell,
-    repeat: int,
-    run: Run,
-    recorder: Recorder,
-    stop: asyncio.Event,
-    on_row: Callable[[RequestRow], None],
-    *,
-    chat: ChatCalibration | None = None,
-    drive: str = "proxy",
-    attempt: int = 0,
+    job: Job, run: Run, recorder: Recorder, stop: asyncio.Event, on_row: Callable[[RequestRow], None]
 ) -> dict[str, Any]:
-    """Measure one cell and return its entry of `cell_runs`; `attempt` counts how often it was measured before.
+    """Measure one cell in this process and return its entry of `cell_runs`.
 
     `stop` ends it early: requests in flight become `cancelled` rows, the state is `interrupted`. So does a recorder
     that dies or a disk that is full; keep the entry, then `recorder.check()` raises what happened.
     """
-    make = cell_requests(deployment, plan, cell, repeat, run_tag(run), chat=chat, drive=drive, attempt=attempt)
-    offsets = cell_offsets(plan, cell, repeat)
-    context = CellContext(cell.cell, repeat, cell.target, run.origin_ns, deployment.credentials)
+    cell, repeat = job.cell, job.repeat
+    context = CellContext(cell.cell, repeat, cell.target, run.origin_ns, job.deployment.credentials)
     paths = [run.live_path(table, cell.cell, repeat) for table in ("requests", "chunks")]
     shared = SharedReads()
 
@@ -58,14 +76,15 @@ async def run_cell(
 
     await recorder.begin(context, paths[0], paths[1], counted)
     try:
-        entry = await drive_cell(plan, cell, offsets, make, recorder, run.origin_ns, stop, deployment.entry.url)
+        async with prepared(job) as load:
+            driven = await drive_cell(load, recorder, time.monotonic_ns() + _LEAD_NS, stop)
     finally:
         await recorder.end()
+    entry = driven.entry(run.origin_ns)
     if recorder.failed.done():
         entry["state"] = "interrupted"
     entry["client"] |= {"recorder_backlog_max": recorder.backlog_max, "shared_reads_share": shared.share}
-    seeds = {"seed": plan.cell_seed(cell, repeat), "prompt_seed": plan.prompt_seed_of(cell, repeat, attempt)}
-    return {"cell": cell.cell, "repeat": repeat, "attempt": attempt, **seeds, **entry}
+    return {"cell": cell.cell, "repeat": repeat, "attempt": job.attempt, **job.seeds(), **entry}
 
 
 def cell_offsets(plan: Plan, cell: Cell, repeat: int) -> Offsets | None:
@@ -99,56 +118,121 @@ def run_tag(run: Run) -> str:
     return blake2s(f"{clock['origin_unix_s']} {clock['origin_monotonic_ns']}".encode(), digest_size=4).hexdigest()
 
 
-async def drive_cell(
-    plan: Plan,
-    cell: Cell,
-    offsets: Offsets | None,
-    make: MakeRequest,
-    recorder: Recorder,
-    origin_ns: int,
-    stop: asyncio.Event,
-    url: str,
-) -> dict[str, Any]:
-    """Send a cell's requests and wait for their answers; `offsets` is None in a closed loop."""
+def open_share(job: Job, arrivals: int) -> range:
+    """The places in an open loop's schedule that this worker sends: every n-th one."""
+    return range(job.worker, arrivals, job.workers)
+
+
+def closed_share(job: Job) -> tuple[range, Iterator[int]]:
+    """The streams of a closed loop that are this worker's, and the indices of its requests, perhaps without end.
+
+    Streams are dealt out like cards, and requests to the streams in turn: who has more streams has more requests.
+    """
+    streams, most = job.cell.max_concurrency or 1, job.plan.num_prompts
+    indices = itertools.count() if most is None else range(most)
+    mine = range(job.worker, streams, job.workers)
+    return mine, (index for index in indices if index % streams % job.workers == job.worker)
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """A cell that waits for its start: the schedule of an open loop or the streams of a closed one, requests, client.
+
+    `planned`: how many requests it will send, and `lasts_s`: how long it will, each where it is known beforehand.
+    """
+
+    job: Job
+    offsets: Offsets | None
+    streams: int
+    planned: int | None
+    lasts_s: float | None
+    stock: Stock
+    client: Client
+
+
+@asynccontextmanager
+async def prepared(job: Job) -> AsyncIterator[Prepared]:
+    """Do all that takes time before the clock of the cell runs. From here to the end no garbage is collected."""
     raise_fd_limit()
-    planned = plan.num_prompts if offsets is None else len(offsets)
-    stock = Stock(make, planned)
+    plan, cell = job.plan, job.cell
+    offsets, planned, lasts_s = cell_offsets(plan, cell, job.repeat), plan.num_prompts, plan.duration_s
+    streams, indices = closed_share(job)
+    if offsets is not None:
+        if planned is not None and len(offsets) >= planned:
+            lasts_s = None  # the last request ends it
+        places = open_share(job, len(offsets))
+        offsets, indices, planned = offsets[places.start :: places.step], iter(places), len(places)
+    elif planned is not None:
+        planned = sum(len(range(stream, planned, cell.max_concurrency or 1)) for stream in streams)
+    make = cell_requests(
+        job.deployment, plan, cell, job.repeat, job.tag, chat=job.chat, drive=job.drive, attempt=job.attempt
+    )
+    stock = Stock(make, indices)
     await stock.fill()
+    async with open_client(job.deployment.entry.url) as client:
+        with quiet_collector():
+            yield Prepared(job, offsets, len(streams), planned, lasts_s, stock, client)
+
+
+@dataclass(frozen=True, slots=True)
+class Driven:
+    """How the sending of a cell went. Times are CLOCK_MONOTONIC ns of the host that sent."""
+
+    state: str  # done, interrupted
+    start_ns: int
+    send_end_ns: int
+    end_ns: int
+    planned: int
+    sent: int
+    client: dict[str, Any]
+
+    def entry(self, origin_ns: int) -> dict[str, Any]:
+        """As in run.json."""
+        return {
+            "state": self.state,
+            "start_s": (self.start_ns - origin_ns) / 1e9,
+            "send_end_s": (self.send_end_ns - origin_ns) / 1e9,
+            "end_s": (self.end_ns - origin_ns) / 1e9,
+            "planned": self.planned,
+            "sent": self.sent,
+            "client": dict(self.client),
+        }
+
+
+async def drive_cell(load: Prepared, recorder: Recorder, start_ns: int, stop: asyncio.Event) -> Driven:
+    """Send a cell's requests from `start_ns` on and wait for their answers."""
     health, alarm = Health(), Alarm()
-    async with open_client(url) as client:
-        flight = Flight(client, plan.timeout_s, stock, recorder, health)
-        stopper = asyncio.create_task(_halt_on(stop, flight))
-        watch = asyncio.create_task(_halt_on_loss(recorder, flight))
-        try:
-            with quiet_collector():
-                start_ns = time.monotonic_ns() + _LEAD_NS
-                health.open(start_ns)
-                send_end_ns = await _send_all(flight, plan, cell, offsets, start_ns, alarm)
-                window = health.shut()
-                await flight.land()
-                end_ns = max(time.monotonic_ns(), send_end_ns)
-        finally:
-            stopper.cancel()
-            watch.cancel()
-            health.close()
-            await flight.end_all()
-            alarm.close()
+    flight = Flight(load.client, load.job.plan.timeout_s, load.stock, recorder, health)
+    stopper = asyncio.create_task(_halt_on(stop, flight))
+    watch = asyncio.create_task(_halt_on_loss(recorder, flight))
+    try:
+        health.open(start_ns)
+        send_end_ns = await _send_all(flight, load, start_ns, alarm)
+        window = health.shut()
+        await flight.land()
+        end_ns = max(time.monotonic_ns(), send_end_ns)
+    finally:
+        stopper.cancel()
+        watch.cancel()
+        health.close()
+        await flight.end_all()
+        alarm.close()
     if flight.halted.done() and (bug := flight.halted.result()) is not None:
         raise bug
-    return {
-        "state": "interrupted" if flight.halted.done() else "done",
-        "start_s": (start_ns - origin_ns) / 1e9,
-        "send_end_s": (send_end_ns - origin_ns) / 1e9,
-        "end_s": (end_ns - origin_ns) / 1e9,
-        "planned": flight.sent if planned is None else planned,
-        "sent": flight.sent,
-        "client": {
+    return Driven(
+        state="interrupted" if flight.halted.done() else "done",
+        start_ns=start_ns,
+        send_end_ns=send_end_ns,
+        end_ns=end_ns,
+        planned=flight.sent if load.planned is None else load.planned,
+        sent=flight.sent,
+        client={
             **health.lateness(),
             **window,
-            **client.health(),
-            "achieved_concurrency": window["achieved_concurrency"] if offsets is None else None,
+            **load.client.health(),
+            "achieved_concurrency": window["achieved_concurrency"] if load.offsets is None else None,
         },
-    }
+    )
 
 
 async def _halt_on(stop: asyncio.Event, flight: Flight) -> None:
@@ -161,16 +245,13 @@ async def _halt_on_loss(recorder: Recorder, flight: Flight) -> None:
     flight.halt()
 
 
-async def _send_all(
-    flight: Flight, plan: Plan, cell: Cell, offsets: Offsets | None, start_ns: int, alarm: Alarm
-) -> int:
+async def _send_all(flight: Flight, load: Prepared, start_ns: int, alarm: Alarm) -> int:
     """Send until a limit is reached or the cell is halted; returns the end of the send window."""
-    end_ns = None if plan.duration_s is None else start_ns + int(plan.duration_s * 1e9)
-    if offsets is not None:
-        by_count = plan.num_prompts is not None and len(offsets) >= plan.num_prompts
-        work = flight.open_loop(offsets, start_ns, None if by_count else end_ns, alarm)
+    end_ns = None if load.lasts_s is None else start_ns + int(load.lasts_s * 1e9)
+    if load.offsets is not None:
+        work = flight.open_loop(load.offsets, start_ns, end_ns, alarm)
     else:
-        work = flight.closed_loop(cell.max_concurrency or 1, plan.num_prompts, start_ns, end_ns, alarm)
+        work = flight.closed_loop(load.streams, load.planned, start_ns, end_ns, alarm)
     sender = asyncio.create_task(work)
     either: set[asyncio.Future[Any]] = {sender, flight.halted}
     try:

@@ -62,6 +62,8 @@ class Flight:
         """Streams that each send their next request when their last answer has ended, at most `most` until `end_ns`."""
         taken = 0
         exhausted: asyncio.Future[None] = self._loop.create_future()
+        if most == 0:
+            exhausted.set_result(None)
 
         async def stream() -> None:
             nonlocal taken

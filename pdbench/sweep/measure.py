@@ -12,7 +12,7 @@ from pdbench.deployment import Deployment
 from pdbench.errors import Unreachable
 from pdbench.probe.sampler import Edge, Sampler
 from pdbench.run import RequestRow, Run
-from pdbench.sweep.cell import run_cell
+from pdbench.sweep.cell import Job, run_cell, run_tag
 from pdbench.sweep.live import Live
 from pdbench.sweep.plan import Cell, Plan
 from pdbench.sweep.prompts import ChatCalibration
@@ -104,19 +104,9 @@ async def _measure_cell(bench: Bench, cell: Cell, repeat: int) -> set[str | None
     bench.live.cell_started(cell, repeat, bench.plan.num_prompts)
     gauges = asyncio.create_task(_show_gauges(bench))
     try:
-        entry = await run_cell(
-            bench.deployments[cell.target],
-            bench.plan,
-            cell,
-            repeat,
-            run,
-            bench.recorder,
-            bench.stop,
-            on_row,
-            chat=bench.chat[cell.target],
-            attempt=attempt,
-        )
-        entries[-1] = entry
+        deployment, chat = bench.deployments[cell.target], bench.chat[cell.target]
+        job = Job(deployment, bench.plan, cell, repeat, run_tag(run), chat, attempt=attempt)
+        entries[-1] = await run_cell(job, run, bench.recorder, bench.stop, on_row)
     finally:
         gauges.cancel()
         # Whatever ended the cell, what it measured is closed off and kept.

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from pdbench.sweep.client import Request
 
@@ -18,13 +18,12 @@ _REFILL_DELAY_S = 0.001  # after the send that it follows is on its way
 
 
 class Stock:
-    """The requests of a cell in order, at most `total` of them."""
+    """The requests with these indices, in their order."""
 
-    def __init__(self, make: Callable[[int], Request], total: int | None) -> None:
+    def __init__(self, make: Callable[[int], Request], indices: Iterable[int]) -> None:
         self._make = make
-        self._total = total
+        self._indices = iter(indices)
         self._ready: deque[Request] = deque()
-        self._made = 0
         self._loop = asyncio.get_running_loop()
 
     async def fill(self) -> None:
@@ -38,13 +37,13 @@ class Stock:
         """The next request."""
         if not self._ready:
             self._make_one()
-        if self._total is None or self._made < self._total:
+        else:
             self._loop.call_later(_REFILL_DELAY_S, self._make_one)
         return self._ready.popleft()
 
     def _make_one(self) -> bool:
-        if self._total is not None and self._made >= self._total:
+        index = next(self._indices, None)
+        if index is None:
             return False
-        self._ready.append(self._make(self._made))
-        self._made += 1
+        self._ready.append(self._make(index))
         return True

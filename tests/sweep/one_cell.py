@@ -13,7 +13,7 @@ import uvloop
 
 from pdbench.deployment import Deployment, build
 from pdbench.run import RequestRow, Run
-from pdbench.sweep.cell import run_cell
+from pdbench.sweep.cell import Job, run_cell, run_tag
 from pdbench.sweep.plan import Cell, Plan
 from pdbench.sweep.recorder import Recorder
 
@@ -88,7 +88,8 @@ def measure(
         recorder = await Recorder.start()
         beside = asyncio.ensure_future(meddle(recorder, stop, rows)) if meddle else None
         try:
-            entry = await run_cell(deployment, plan, plan.cells[0], 0, run, recorder, stop, rows.append, **kwargs)
+            job = Job(deployment, plan, plan.cells[0], 0, run_tag(run), **kwargs)
+            entry = await run_cell(job, run, recorder, stop, rows.append)
             if beside is not None:
                 await beside
             error = recorder.failed.result() if recorder.failed.done() else None
