@@ -52,7 +52,8 @@ def crossover(
     kv_dtype: options.KvDtype = "auto",
     tp: options.Tp = 1,
     prompt_lens: Annotated[
-        list[str] | None, typer.Option("--prompt-lens", metavar="TOKENS,...", help="Default 512,2048,8192,32768.")
+        list[str] | None,
+        typer.Option("--prompt-lens", "--prompt-len", metavar="TOKENS,...", help="Default 512,2048,8192,32768."),
     ] = None,
     stalled: Annotated[
         list[str] | None,

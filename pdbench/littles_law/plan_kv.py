@@ -15,7 +15,9 @@ DEFAULT_LENS = ("1024", "4096", "16384")
 
 PromptLens = Annotated[
     list[str] | None,
-    typer.Option("--prompt-lens", metavar="TOKENS,...", help="Prompt lengths. Default 1024,4096,16384."),
+    typer.Option(
+        "--prompt-lens", "--prompt-len", metavar="TOKENS,...", help="Prompt lengths. Default 1024,4096,16384."
+    ),
 ]
 
 

@@ -32,6 +32,8 @@ def classes_of(texts: Sequence[str]) -> tuple[ClassLoad, ...]:
             raise UsageError(
                 f"--class wants NAME:OUT@QPS, not {text!r}.", "For example --class agent:2000@0.5"
             ) from None
+        if one.name in {other.name for other in found}:
+            raise UsageError(f"--class {one.name} is given twice.", "Give each class a name of its own.")
         number(one.out_tokens, f"--class {one.name}: OUT")
         number(one.qps, f"--class {one.name}: QPS")
         found.append(one)

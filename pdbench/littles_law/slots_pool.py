@@ -48,6 +48,11 @@ def pool_limit(memory: Memory, out_tokens: float) -> PoolLimit:
             "give the KV pool once: --hbm GIB (KV memory of one GPU) or --kv-tokens N.",
             "vLLM logs both at its start: 'Available KV cache memory' and 'GPU KV cache size'.",
         )
+    if memory.prompt_len is None:
+        raise UsageError(
+            "--prompt-len is missing: a sequence fills the KV pool with its prompt and its answer.",
+            "Add --prompt-len TOKENS.",
+        )
     tokens = number(memory.prompt_len, "--prompt-len") + out_tokens
     each = pool_bytes = None
     if memory.model is not None or memory.model_config is not None:

@@ -206,6 +206,8 @@ def test_page_needs_no_network(tmp_path: Path, capsys: pytest.CaptureFixture[str
         (*PUSH, "--out-law", "pareto"),
         (*PUSH, "--class", "a:1@1"),
         ("--class", "a:b@c", "--tpot", "1"),
+        ("--class", "a:8@1", "--class", "a:9@1", "--tpot", "1"),
+        (*PUSH, "--model", "Qwen/Qwen3-32B", "--hbm", "40"),
         ("--trace", "/no/such/file", "--tpot", "1"),
         (*PUSH, "--tpot-slope", "100", "--tpot-at-batch", "8"),
         (*PUSH, "--kv-tokens", "100"),
