@@ -21,7 +21,7 @@ class ClassLoad:
 
 def classes_of(texts: Sequence[str]) -> tuple[ClassLoad, ...]:
     """`NAME:OUT@QPS` as given on the command line."""
-    found = []
+    found: list[ClassLoad] = []
     for text in (part.strip() for value in texts for part in value.split(",") if part.strip()):
         match = re.fullmatch(r"(?P<name>[^:@]+):(?P<out>[^:@]+)@(?P<qps>[^:@]+)", text)
         try:
