@@ -9,6 +9,7 @@ import pytest
 
 from pdbench.report.statistics import (
     binomial_cdf,
+    block_medians,
     chi_square_tails,
     gamma_cdf,
     kolmogorov_p,
@@ -106,3 +107,11 @@ def test_gamma_and_chi_square_tails() -> None:
     assert chi_square_tails(18.307, 10)[1] == pytest.approx(0.05, abs=1e-5)
     assert chi_square_tails(3.940, 10)[0] == pytest.approx(0.05, abs=1e-4)
     assert chi_square_tails(1.7, 1)[0] == pytest.approx(math.erf(math.sqrt(0.85)), abs=1e-9)
+
+
+@pytest.mark.parametrize("n", [0, 1, 5, 599, 600, 601, 1199, 1200, 9999])
+@pytest.mark.parametrize("blocks", [1, 7, 600])
+def test_block_medians_are_those_of_the_parts(n, blocks):
+    values = np.random.default_rng(n).random(n)
+    parts = np.array_split(values, min(blocks, n)) if n else []
+    assert block_medians(values, blocks).tolist() == [np.median(part) for part in parts]
