@@ -6,6 +6,7 @@ import os
 import secrets
 import socket
 import time
+from collections.abc import AsyncIterator, Mapping
 from typing import Any
 
 from aiohttp import web
@@ -25,7 +26,7 @@ from pdbench.testbed.settings import Place, Settings
 from pdbench.testbed.truth import TruthLog
 
 SSE = {"content-type": "text/event-stream; charset=utf-8"}
-_Tokens = asyncio.Queue[tuple[int, str | None]]
+Tokens = asyncio.Queue[tuple[int, str | None]]
 
 
 class Server:
@@ -118,29 +119,32 @@ class Server:
         if refused is not None:
             return refused
         try:
-            asked, request, tokens = self._enter(await http.read(), http, chat, received)
+            asked, request, tokens = self.enter(await http.read(), http.headers, chat, received)
         except body.ApiError as error:
             return web.json_response(error.body, status=error.status)
         try:
             if asked.stream:
                 return await self._stream(http, asked, request, tokens, chat)
-            return await self._whole(request, tokens, chat)
+            return await self.whole(request, tokens, chat)
         finally:  # a client that goes away cancels this handler
             self.engine.abort(request, time.monotonic())
             self.log.write(request.to_truth())
 
-    def _enter(self, raw: bytes, http: web.Request, chat: bool, received: float) -> tuple[body.Body, Request, _Tokens]:
+    def enter(
+        self, raw: bytes, headers: Mapping[str, str], chat: bool, received: float
+    ) -> tuple[body.Body, Request, Tokens]:
+        """Queue what a body asks for; its tokens come through the queue. Raises ApiError."""
         try:
             decoded = json.loads(raw)
         except ValueError as error:
             raise body.bad_request(f"The request body is not JSON: {error}") from error
-        request_id = http.headers.get("X-Request-Id") or secrets.token_hex(8)
+        request_id = headers.get("X-Request-Id") or secrets.token_hex(8)
         asked = body.parse(decoded, chat, request_id, self.settings)
         if self.queue_limit and len(self.engine.waiting) >= self.queue_limit:
             self.metrics.add("vllm:admission_rejections", label="max_num_queued_reqs")
             message = f"The server is at its limit of {self.queue_limit} queued requests. Please retry later."
             raise body.ApiError(503, message, "ServiceUnavailableError")
-        tokens: _Tokens = asyncio.Queue()
+        tokens: Tokens = asyncio.Queue()
         api_id = f"{'chatcmpl' if chat else 'cmpl'}-{request_id}"
         suffix = f"{'' if chat else '-0'}-{secrets.token_hex(4)}"
         caching = self.engine.pool.caching
@@ -169,32 +173,35 @@ class Server:
         return asked, request, tokens
 
     async def _stream(
-        self, http: web.Request, asked: body.Body, request: Request, tokens: _Tokens, chat: bool
+        self, http: web.Request, asked: body.Body, request: Request, tokens: Tokens, chat: bool
     ) -> web.StreamResponse:
         response = web.StreamResponse(headers={**SSE, "x-request-id": request.id})
         response.enable_chunked_encoding()
         writer = await response.prepare(http)
         assert writer is not None, "only HEAD requests have no writer"
+        async for event in self.events(asked, request, tokens, chat):
+            await writer.write(event)
+        await response.write_eof()
+        return response
+
+    async def events(self, asked: body.Body, request: Request, tokens: Tokens, chat: bool) -> AsyncIterator[bytes]:
+        """The stream of an answer, each event when its token is there."""
         events = answers.Events(request, asked, chat, self.settings.model)
         reason: str | None = None
         while reason is None:
             number, reason = await tokens.get()
             if number == 1:
                 if chat:
-                    await writer.write(events.role())
+                    yield events.role()
                 self._first(request)
-            if reason == "error":
-                await writer.write(answers.error_event(body.INTERNAL.body))
-            else:
-                await writer.write(events.token(number, reason))
+            yield answers.error_event(body.INTERNAL.body) if reason == "error" else events.token(number, reason)
         self._last(request)
         if asked.include_usage and reason != "error":
-            await writer.write(events.usage(request.generated))
-        await writer.write(answers.DONE_EVENT)
-        await response.write_eof()
-        return response
+            yield events.usage(request.generated)
+        yield answers.DONE_EVENT
 
-    async def _whole(self, request: Request, tokens: _Tokens, chat: bool) -> web.Response:
+    async def whole(self, request: Request, tokens: Tokens, chat: bool) -> web.Response:
+        """The answer in one piece."""
         reason: str | None = None
         while reason is None:
             number, reason = await tokens.get()
