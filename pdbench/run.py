@@ -10,12 +10,13 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from pdbench import tables
 from pdbench.errors import StorageError, UsageError
 
 if TYPE_CHECKING:
@@ -163,26 +164,32 @@ class Run:
             temporary.replace(path)
         return path
 
-    def live_path(self, table: str, cell: int, repeat: int) -> Path:
-        """Where the JSON lines of a running cell go."""
-        return self.path / "live" / f"{table}-c{cell:04d}-r{repeat:02d}.jsonl"
+    def live_path(self, table: str, cell: int, repeat: int, worker: int | None = None) -> Path:
+        """Where the JSON lines of a running cell go; of each `worker`, where several send it."""
+        of_worker = "" if worker is None else f"-w{worker:03d}"
+        return self.path / "live" / f"{table}-c{cell:04d}-r{repeat:02d}{of_worker}.jsonl"
+
+    def live_paths(self, table: str, cell: int, repeat: int) -> list[Path]:
+        """The files of JSON lines that a cell has, when nobody writes to them any more."""
+        whole = self.live_path(table, cell, repeat)
+        found = [whole] * whole.exists() + sorted(whole.parent.glob(f"{whole.stem}-w*.jsonl"))
+        for live in found:
+            tables.closed(live)
+        return found
 
     def seal(self, cell: int, repeat: int) -> None:
         """Turn a finished cell's JSON lines into Parquet parts."""
         for table in TABLES:
-            live = self.live_path(table, cell, repeat)
-            if live.exists():
-                _write_parquet(self.path / "parts" / f"{live.stem}.parquet", table, _live_rows(table, live))
-                live.unlink()
+            if found := self.live_paths(table, cell, repeat):
+                part = self.path / "parts" / f"{self.live_path(table, cell, repeat).stem}.parquet"
+                self._write(part, table, (piece for live in found for piece in _from_lines(table, live)))
+                for live in found:
+                    live.unlink()
 
     def finish(self) -> None:
         """Join everything into the three tables of the contract; parts and JSON lines go when that is safe."""
-        import pyarrow as pa
-
         for table in TABLES:
-            pieces = [piece for piece, _ in self._pieces(table)]
-            whole = pa.concat_tables(pieces).unify_dictionaries() if pieces else _schemas()[table].empty_table()
-            _write_table(self.path / f"{table}.parquet", whole)
+            self._write(self.path / f"{table}.parquet", table, self._pieces(table))
         for folder in ("parts", "live"):
             for file in (self.path / folder).glob("*"):
                 file.unlink()
@@ -205,49 +212,66 @@ class Run:
             for table in TABLES:
                 whole = self.path / f"{table}.parquet"
                 if whole.exists():
+                    for piece in [*(self.path / "live").glob(f"{table}-*"), *(self.path / "parts").glob(f"{table}-*")]:
+                        piece.unlink()  # it is in the whole: a crash came before `finish` could remove it
                     whole.rename(self.path / "parts" / f"{table}-before-{time.time_ns()}.parquet")
 
     def discard(self, cell: int, repeat: int) -> None:
         """Forget what an interrupted cell left, before it is measured again."""
-        ids: set[str] = set()
+        import pyarrow as pa
+        import pyarrow.compute as pc
+
+        ids: list[Any] = []
         for table in TABLES:
-            live = self.live_path(table, cell, repeat)
-            if table == "requests" and live.exists():
-                ids |= {row["request_id"] for row in _live_rows(table, live)}
-            live.unlink(missing_ok=True)
-            (self.path / "parts" / f"{live.stem}.parquet").unlink(missing_ok=True)
+            for live in self.live_paths(table, cell, repeat):
+                if table == "requests":
+                    ids += [row["request_id"] for piece in tables.lines(live) for row in piece]
+                live.unlink()
+            part = self.live_path(table, cell, repeat).stem
+            (self.path / "parts" / f"{part}.parquet").unlink(missing_ok=True)
+
+        def of_cell(piece: pyarrow.Table) -> Any:
+            found = pc.and_(pc.equal(piece["cell"], cell), pc.equal(piece["repeat"], repeat))
+            ids.extend(piece.filter(found)["request_id"].to_pylist())
+            return found
+
         for file in (self.path / "parts").glob("requests-before-*.parquet"):
-            ids |= _drop_rows(file, "requests", lambda row: (row["cell"], row["repeat"]) == (cell, repeat))
+            self._drop(file, "requests", of_cell)
+        gone = pa.array(ids, pa.string())
         for file in (self.path / "parts").glob("chunks-before-*.parquet"):
-            _drop_rows(file, "chunks", lambda row: row["request_id"] in ids)
+            self._drop(file, "chunks", lambda piece: pc.is_in(piece["request_id"], gone))
+
+    def _drop(self, file: Path, table: str, unwanted: Callable[[pyarrow.Table], Any]) -> None:
+        import pyarrow.compute as pc
+
+        pieces = tables.from_parquet(file, _schemas()[table])
+        self._write(file, table, (piece.filter(pc.invert(unwanted(piece))) for piece in pieces))
+
+    def _write(self, path: Path, table: str, pieces: Iterable[pyarrow.Table]) -> None:
+        with storing(path):
+            tables.write(path, _schemas()[table], pieces)
 
     def table(self, name: str) -> pandas.DataFrame:
         """One of the three tables as a frame, from whatever the directory holds: whole, parts and JSON lines."""
         import pyarrow as pa
 
-        pieces = [piece for piece, _ in self._pieces(name)]
-        whole = pa.concat_tables(pieces) if pieces else _schemas()[name].empty_table()
-        frame: pandas.DataFrame = whole.to_pandas()
+        pieces = [_schemas()[name].empty_table(), *self._pieces(name)]
+        frame: pandas.DataFrame = pa.concat_tables(pieces).to_pandas()
         return frame
 
-    def _pieces(self, table: str) -> Iterator[tuple[pyarrow.Table, Path]]:
-        import pyarrow as pa
-        import pyarrow.parquet as pq
-
-        schema = _schemas()[table]
-        for file in [self.path / f"{table}.parquet", *sorted((self.path / "parts").glob(f"{table}-*.parquet"))]:
-            if file.exists():
-                try:
-                    read = pq.ParquetFile(file).read()  # read_table would import pyarrow.dataset: 0.3 s
-                except (pa.ArrowException, OSError) as error:
-                    raise UsageError(f"{file} cannot be read: {error}.") from None
-                # Older files may lack a column, newer ones of the same schema number may have more.
-                for name in schema.names:
-                    if name not in read.column_names:
-                        read = read.append_column(name, pa.nulls(len(read), schema.field(name).type))
-                yield read.select(schema.names).cast(schema), file
+    def _pieces(self, table: str) -> Iterator[pyarrow.Table]:
+        """A table as far as the directory holds it."""
+        whole = self.path / f"{table}.parquet"
+        if whole.exists():
+            yield from tables.from_parquet(whole, _schemas()[table])
+            return
+        parts = sorted((self.path / "parts").glob(f"{table}-*.parquet"))
+        for part in parts:
+            yield from tables.from_parquet(part, _schemas()[table])
+        sealed = {part.stem for part in parts}
         for file in sorted((self.path / "live").glob(f"{table}-*.jsonl")):
-            yield pa.Table.from_pylist(list(_live_rows(table, file)), schema=schema), file
+            if file.stem.partition("-w")[0] not in sealed:  # a crash between sealing a cell and removing its lines
+                yield from _from_lines(table, file)
 
 
 def _boot_id() -> str | None:
@@ -257,55 +281,29 @@ def _boot_id() -> str | None:
         return None
 
 
-def _live_rows(table: str, path: Path) -> Iterator[dict[str, Any]]:
-    """Rows of a JSON-lines file; a last line that a crash cut short is passed over."""
-    with path.open(encoding="utf-8") as lines:
-        for line in lines:
-            try:
-                record = json.loads(line)
-            except ValueError:
-                continue
-            if table == "metrics":
-                yield from metric_rows(record)
-            else:
-                yield record
+def _from_lines(table: str, file: Path) -> Iterator[pyarrow.Table]:
+    import pyarrow as pa
+
+    as_table = _metrics_table if table == "metrics" else pa.Table.from_pylist
+    return tables.from_lines(file, _schemas()[table], as_table)
+
+
+METRIC_COLUMNS = ("metric", "canonical", "kind", "engine", "labels", "value")
 
 
 def metric_rows(scrape: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
     """The rows of a scrape record; each of its rows is [metric, canonical, kind, engine, labels, value]."""
-    for metric, canonical, kind, engine, labels, value in scrape["rows"]:
-        yield {
-            "t": scrape["t"],
-            "target": scrape["target"],
-            "server": scrape["server"],
-            "role": scrape["role"],
-            "engine": engine,
-            "metric": metric,
-            "canonical": canonical,
-            "kind": kind,
-            "labels": labels,
-            "value": value,
-        }
+    common = {name: scrape[name] for name in ("t", "target", "server", "role")}
+    for row in scrape["rows"]:
+        yield {**common, **dict(zip(METRIC_COLUMNS, row, strict=True))}
 
 
-def _write_parquet(path: Path, table: str, rows: Iterable[Mapping[str, Any]]) -> None:
+def _metrics_table(scrapes: list[dict[str, Any]], schema: pyarrow.Schema) -> pyarrow.Table:
+    """The rows of many scrapes, column by column: they are too many for a dict each."""
     import pyarrow as pa
 
-    _write_table(path, pa.Table.from_pylist(list(rows), schema=_schemas()[table]))
-
-
-def _write_table(path: Path, table: pyarrow.Table) -> None:
-    import pyarrow.parquet as pq
-
-    with storing(path):
-        temporary = path.with_suffix(".tmp")
-        pq.write_table(table, temporary, compression="zstd")
-        temporary.replace(path)
-
-
-def _drop_rows(file: Path, table: str, unwanted: Any) -> set[str]:
-    import pyarrow.parquet as pq
-
-    rows = pq.read_table(file).to_pylist()
-    _write_parquet(file, table, [row for row in rows if not unwanted(row)])
-    return {row["request_id"] for row in rows if unwanted(row)}
+    rows = [row for scrape in scrapes for row in scrape["rows"]]
+    columns: dict[str, Any] = dict(zip(METRIC_COLUMNS, zip(*rows, strict=True), strict=True)) if rows else {}
+    for name in ("t", "target", "server", "role"):
+        columns[name] = [value for scrape in scrapes for value in [scrape[name]] * len(scrape["rows"])]
+    return pa.table({field.name: pa.array(columns.get(field.name, ()), field.type) for field in schema}, schema=schema)

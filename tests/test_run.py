@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 import time
 from pathlib import Path
 
@@ -10,6 +11,7 @@ import pytest
 
 from pdbench.errors import StorageError, UsageError
 from pdbench.run import RequestRow, Run, request_record
+from pdbench.sweep.recorder_process import Lines
 
 # The columns other programs rely on.
 CONTRACT = {
@@ -23,17 +25,21 @@ def row(cell: int, index: int, repeat: int = 0) -> RequestRow:
 
 
 def write_live(run: Run, cell: int, n: int, repeat: int = 0) -> None:
-    with run.live_path("requests", cell, repeat).open("a") as file:
-        for index in range(n):
-            file.write(json.dumps(request_record(row(cell, index, repeat))) + "\n")
-    with run.live_path("chunks", cell, repeat).open("a") as file:
-        for index in range(n):
-            file.write(json.dumps({"request_id": f"{cell}-{repeat}-{index}", "offset_s": [0.1, 0.2]}) + "\n")
+    write_share(run, cell, range(n), repeat)
     with run.live_path("metrics", cell, repeat).open("a") as file:
         rows = [["vllm:num_requests_running", "running", "gauge", "0", "{}", 3.0]]
         file.write(
             json.dumps({"t": 1.0, "target": "default", "server": "decode-0", "role": "decode", "rows": rows}) + "\n"
         )
+
+
+def write_share(run: Run, cell: int, indices: range, repeat: int = 0, worker: int | None = None) -> None:
+    with run.live_path("requests", cell, repeat, worker).open("a") as file:
+        for index in indices:
+            file.write(json.dumps(request_record(row(cell, index, repeat))) + "\n")
+    with run.live_path("chunks", cell, repeat, worker).open("a") as file:
+        for index in indices:
+            file.write(json.dumps({"request_id": f"{cell}-{repeat}-{index}", "offset_s": [0.1, 0.2]}) + "\n")
 
 
 def counts(run: Run) -> tuple[int, int, int]:
@@ -67,6 +73,81 @@ def test_a_line_cut_short_by_a_crash_costs_that_line_only(tmp_path: Path) -> Non
     assert counts(run) == (3, 3, 1)
     run.finish()
     assert counts(run) == (3, 3, 1)
+
+
+def test_the_shares_of_several_workers_are_one_cell(tmp_path: Path) -> None:
+    run = Run.create(tmp_path / "run", {})
+    for worker in range(3):
+        write_share(run, 0, range(worker, 10, 3), worker=worker)
+    write_share(run, 0, range(10), repeat=1)
+    run.seal(0, 0)
+    assert counts(run)[:2] == (20, 20) and len(list((run.path / "live").iterdir())) == 2
+    for worker in range(3):
+        write_share(run, 1, range(worker, 10, 3), worker=worker)
+    run.discard(1, 0)
+    run.discard(0, 0)
+    assert counts(run)[:2] == (10, 10)
+    run.finish()
+    assert sorted(run.table("requests")["request_id"]) == [f"0-1-{index}" for index in range(10)]
+
+
+def test_a_crash_while_tables_are_joined_counts_nothing_twice(tmp_path: Path) -> None:
+    run = Run.create(tmp_path / "run", {})
+    write_live(run, 0, 3)
+    lines = {table: run.live_path(table, 0, 0) for table in ("requests", "chunks", "metrics")}
+    kept = {table: path.read_bytes() for table, path in lines.items()}
+    run.seal(0, 0)
+    for table, path in lines.items():  # as if it had been killed before it removed them
+        path.write_bytes(kept[table])
+    assert counts(run) == (3, 3, 1)
+    parts = {part: part.read_bytes() for part in (run.path / "parts").iterdir()}
+    run.finish()
+    for folder in ("live", "parts"):
+        (run.path / folder).mkdir()
+    for part, content in parts.items():
+        part.write_bytes(content)
+    for table, path in lines.items():
+        path.write_bytes(kept[table])
+    assert counts(run) == (3, 3, 1)
+    run.reopen()
+    write_live(run, 1, 2)
+    run.finish()
+    assert counts(run) == (5, 5, 2)
+
+
+def test_a_cell_is_sealed_when_nobody_writes_to_it_any_more(tmp_path: Path) -> None:
+    run = Run.create(tmp_path / "run", {})
+    write_live(run, 0, 1)
+    late = Lines(run.live_path("requests", 0, 0))
+
+    def write_and_close() -> None:
+        time.sleep(0.2)
+        late.append(request_record(row(0, 1)))
+        late.close()
+
+    writer = threading.Thread(target=write_and_close)
+    writer.start()
+    run.seal(0, 0)
+    writer.join()
+    assert len(run.table("requests")) == 2
+
+
+def test_tables_larger_than_a_piece_are_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("pdbench.tables.BATCH_NBYTES", 2000)
+    run = Run.create(tmp_path / "run", {})
+    write_live(run, 0, 50)
+    run.seal(0, 0)
+    write_live(run, 1, 50)
+    run.finish()
+    run.reopen()
+    run.discard(0, 0)
+    run.finish()
+    table = run.table("requests")
+    assert (
+        table["request_id"].tolist()
+        == [f"1-0-{index}" for index in range(50)]
+        == sorted(run.table("chunks")["request_id"], key=lambda name: int(name.rpartition("-")[2]))
+    )
 
 
 def test_not_measured_stays_not_measured(tmp_path: Path) -> None:

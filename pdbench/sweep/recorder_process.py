@@ -8,6 +8,7 @@ It imports nothing heavy, since a run waits for it to start.
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import json
 import os
 import pickle
@@ -41,11 +42,13 @@ def frames(stream: BinaryIO) -> Iterator[Any]:
 
 
 class Lines:
-    """A file of JSON lines to which whole lines are appended, or nothing."""
+    """A file of JSON lines to which whole lines are appended, or nothing. The lock tells readers that there is more."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+        with contextlib.suppress(OSError):  # a file system without locks
+            fcntl.flock(self._fd, fcntl.LOCK_SH)
         self._size = os.fstat(self._fd).st_size
 
     def append(self, record: Any) -> None:
