@@ -61,6 +61,9 @@ class RequestRow:
     opened_s: float | None = None  # the connection began to be opened
     token_reads: int | None = None  # reads that brought events with output
     shared_reads: int | None = None  # those that brought several, which share a stamp
+    shared_len: int | None = None  # prompt tokens that an earlier request of the cell began with, as asked
+    session: int | None = None
+    turn: int | None = None  # of its session, from 1
 
 
 COLUMN_OF_FIELD = {"request_class": "class"}

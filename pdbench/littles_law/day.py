@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from pdbench.littles_law.pools import Job
 from pdbench.littles_law.ratio import Site, Workload
-from pdbench.littles_law.traces import TracedRequest
+from pdbench.traces import TracedRequest
 
 SAMPLE = 48
 

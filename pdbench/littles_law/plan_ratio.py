@@ -26,8 +26,8 @@ from pdbench.littles_law.plan_region import (
 from pdbench.littles_law.plan_text import Plan, Table, ms, percent, show
 from pdbench.littles_law.pools import Job, Pools
 from pdbench.littles_law.ratio import RatioResult, Site, Slo, Workload, ratios
-from pdbench.littles_law.traces import TracedRequest, read_trace
 from pdbench.quantities import seconds
+from pdbench.traces import TracedRequest, read_trace
 
 MOST_REQUESTS = 300_000
 SIMULATED_AS = "Simulated pools have one queue a role; a stream keeps the TPOT of the batch that it joined."
@@ -74,7 +74,7 @@ def ratio(
     per_token = options.handoff_ms_per_token(model, model_config, kv_dtype, tp, options.link_of(link, link_gb_s))
     site = options.site_of(prefill, tpot, tpot_slope, max_num_seqs, per_token, handoff_ms, routing)
     scale = options.above_zero(rate_scale, "--rate-scale")
-    traced = [] if trace is None else played(read_trace(trace), scale)
+    traced = [] if trace is None else played(read_trace(trace).requests, scale)
     workload = _workload(qps, prompt_len, out_tokens, out_cv, traced)
     phases = [workload, *_phases(turn_to, out_cv)]
     if controller and not traced and len(phases) == 1:

@@ -13,7 +13,7 @@ from pdbench.littles_law.slots_question import number
 if TYPE_CHECKING:
     from pdbench.littles_law.slots_classes import ClassLoad
     from pdbench.littles_law.slots_pool import PoolLimit
-    from pdbench.littles_law.traces import TracedRequest
+    from pdbench.traces import TracedRequest
 
 
 def mean_load(
@@ -52,9 +52,9 @@ def mean_load(
 def traced(path: Path | None) -> tuple[TracedRequest, ...]:
     if path is None:
         return ()
-    from pdbench.littles_law.traces import read_trace
+    from pdbench.traces import read_trace
 
-    return tuple(read_trace(path))
+    return read_trace(path).requests
 
 
 def classed(texts: Sequence[str] | None) -> tuple[ClassLoad, ...]:

@@ -14,7 +14,7 @@ from pdbench.littles_law.lengths import LAWS, Lengths
 if TYPE_CHECKING:
     from pdbench.littles_law.slots_classes import ClassLoad
     from pdbench.littles_law.slots_pool import PoolLimit
-    from pdbench.littles_law.traces import TracedRequest
+    from pdbench.traces import TracedRequest
 
 LARGEST = 1e12  # beyond any load; keeps products finite
 MOST_SLOTS = 1_000_000

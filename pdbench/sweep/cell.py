@@ -15,13 +15,11 @@ from dataclasses import dataclass
 from hashlib import blake2s
 from typing import Any
 
-import numpy as np
-
 from pdbench.deployment import Deployment
 from pdbench.run import RequestRow, Run
 from pdbench.sweep.alarm import Alarm
-from pdbench.sweep.arrivals import Offsets, schedule
-from pdbench.sweep.client import Client
+from pdbench.sweep.arrivals import Offsets
+from pdbench.sweep.client import Client, Request
 from pdbench.sweep.clients import open_client, raise_fd_limit
 from pdbench.sweep.drive import DRIVES, MakeRequest
 from pdbench.sweep.health import Health, SharedReads, quiet_collector
@@ -30,6 +28,7 @@ from pdbench.sweep.plan import Cell, Plan
 from pdbench.sweep.prompts import ChatCalibration, prompt_source
 from pdbench.sweep.recorder import Recorder
 from pdbench.sweep.rows import CellContext
+from pdbench.sweep.schedule import Schedule, cell_schedule
 from pdbench.sweep.stock import Stock
 
 _LEAD_NS = 50_000_000  # from the last preparation to the start of the schedule
@@ -87,29 +86,18 @@ async def run_cell(
     return {"cell": cell.cell, "repeat": repeat, "attempt": job.attempt, **job.seeds(), **entry}
 
 
-def cell_offsets(plan: Plan, cell: Cell, repeat: int) -> Offsets | None:
-    """The schedule of an open loop from the cell's seed; `None` for a closed loop, whose answers set the pace."""
-    if cell.request_rate is None:
-        return None
-    rng = np.random.Generator(np.random.PCG64(plan.cell_seed(cell, repeat)))
-    return schedule(plan.arrivals, cell.request_rate, plan.burstiness, plan.num_prompts, plan.duration_s, rng)
-
-
-def cell_requests(
-    deployment: Deployment,
-    plan: Plan,
-    cell: Cell,
-    repeat: int,
-    tag: str,
-    *,
-    chat: ChatCalibration | None = None,
-    drive: str = "proxy",
-    attempt: int = 0,
-) -> MakeRequest:
+def cell_requests(job: Job, schedule: Schedule) -> MakeRequest:
     """The requests of a cell by index: fresh prompts from its seed, ids `<tag>-<cell>-<repeat>-<index>`."""
-    seed = plan.prompt_seed_of(cell, repeat, attempt)
-    prompt = prompt_source(plan.endpoint, seed, cell.prompt_len, plan.vocab_size, chat)
-    return DRIVES[drive](deployment, plan, cell, f"{tag}-{cell.cell}-{repeat}", prompt)
+    plan, cell = job.plan, job.cell
+    seed = plan.prompt_seed_of(cell, job.repeat, job.attempt)
+    prompt = prompt_source(plan.endpoint, seed, plan.vocab_size, job.chat)
+    request = DRIVES[job.drive](job.deployment, plan, f"{job.tag}-{cell.cell}-{job.repeat}")
+
+    def make(index: int) -> Request:
+        ask = schedule.ask(index)
+        return request(index, ask, prompt(index, ask))
+
+    return make
 
 
 def run_tag(run: Run) -> str:
@@ -155,7 +143,8 @@ async def prepared(job: Job) -> AsyncIterator[Prepared]:
     """Do all that takes time before the clock of the cell runs. From here to the end no garbage is collected."""
     raise_fd_limit()
     plan, cell = job.plan, job.cell
-    offsets, planned, lasts_s = cell_offsets(plan, cell, job.repeat), plan.num_prompts, plan.duration_s
+    schedule = cell_schedule(plan, cell, job.repeat)
+    offsets, planned, lasts_s = schedule.offset_s, plan.num_prompts, plan.duration_s
     streams, indices = closed_share(job)
     if offsets is not None:
         if planned is not None and len(offsets) >= planned:
@@ -164,10 +153,7 @@ async def prepared(job: Job) -> AsyncIterator[Prepared]:
         offsets, indices, planned = offsets[places.start :: places.step], iter(places), len(places)
     elif planned is not None:
         planned = sum(len(range(stream, planned, cell.max_concurrency or 1)) for stream in streams)
-    make = cell_requests(
-        job.deployment, plan, cell, job.repeat, job.tag, chat=job.chat, drive=job.drive, attempt=job.attempt
-    )
-    stock = Stock(make, indices)
+    stock = Stock(cell_requests(job, schedule), indices)
     await stock.fill()
     async with open_client(job.deployment.entry.url) as client:
         with quiet_collector():

@@ -31,6 +31,9 @@ class Request:
     prompt_len: int
     output_len: int
     request_class: str = "default"
+    session: int | None = None
+    turn: int | None = None
+    shared_len: int = 0
 
 
 @dataclass(slots=True)
@@ -65,6 +68,9 @@ class RawAnswer:
     end: str = "complete"
     end_text: str = ""
     stamp: str = "user"
+    session: int | None = None
+    turn: int | None = None
+    shared_len: int = 0
 
 
 def answer_to(request: Request, intended_ns: int, sent_ns: int) -> RawAnswer:
@@ -77,6 +83,9 @@ def answer_to(request: Request, intended_ns: int, sent_ns: int) -> RawAnswer:
         request.output_len,
         intended_ns,
         sent_ns,
+        session=request.session,
+        turn=request.turn,
+        shared_len=request.shared_len,
     )
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import zlib
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -10,20 +11,28 @@ import numpy as np
 
 from pdbench.deployment import Deployment
 from pdbench.errors import UsageError
+from pdbench.sweep.classes import TrafficClass
+from pdbench.sweep.lengths import Law
+from pdbench.sweep.stages import Stage
 
 DEFAULT_DURATION_S = 60.0
 
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """One point of the grid. Open loop has a rate, closed loop a concurrency; the other one is `None`."""
+    """One point of the grid. Open loop has a rate, closed loop a concurrency; the other one is `None`.
+
+    Where a cell's requests differ (a ramp, classes, a trace, a law of lengths), rate and lengths are their means.
+    """
 
     cell: int
     target: str
     request_rate: float | None
-    max_concurrency: int | None
+    max_concurrency: int | None  # streams, or sessions
     prompt_len: int
     output_len: int
+    output_law: str = ""  # of answers that differ: lognormal:MEAN:CV or trace:FILE
+    speed: float | None = None  # of a trace: its clock runs so many times as fast
 
     @property
     def loop(self) -> str:
@@ -48,6 +57,15 @@ class Plan:
     timeout_s: float = 600.0
     goodput_ms: Mapping[str, float] = field(default_factory=dict)  # ttft, tpot, itl, e2el -> limit
     sample_interval_s: float = 0.5
+    stages: tuple[Stage, ...] = ()  # a ramp or steps instead of one rate
+    classes: tuple[TrafficClass, ...] = ()
+    prefix_len: int = 0  # tokens that a prompt shares with others of its class
+    num_prefixes: int = 1
+    trace: str | None = None  # file whose requests are replayed
+    session_turns: int | None = None  # sessions of so many turns, `max_concurrency` of them at a time
+    think_s: float = 0.0  # mean pause of a session before each turn
+    max_model_len: int | None = None  # what a trace or a law asks beyond it is cut
+    digests: Mapping[str, str] = field(default_factory=dict)  # SHA-256 of each trace that was read
 
     def turns(self) -> Iterator[tuple[Cell, int]]:
         """(cell, repeat) in the order of measurement: the grid, then again with the targets the other way round."""
@@ -61,7 +79,9 @@ class Plan:
 
     def cell_seed(self, cell: Cell, repeat: int) -> int:
         """Seed of one cell's arrivals: the same for every target, another for every cell and repeat."""
-        place = [round(float(value or 0) * 1e6) for value in _place(cell)]
+        place = [round(float(value or 0) * 1e6) for value in _place(cell)[:4]]
+        if cell.output_law or cell.speed:
+            place += [zlib.crc32(cell.output_law.encode()), round((cell.speed or 0) * 1e6)]
         return int(np.random.SeedSequence([self.seed, repeat, *place]).generate_state(1, np.uint64)[0] >> 1)
 
     def prompt_seed_of(self, cell: Cell, repeat: int, attempt: int) -> int:
@@ -92,20 +112,41 @@ def refuse_what_does_not_fit(plan: Plan, deployment: Deployment) -> None:
 
 
 def _place(cell: Cell) -> tuple[Any, ...]:
-    return (cell.request_rate, cell.max_concurrency, cell.prompt_len, cell.output_len)
+    load = (cell.request_rate, cell.max_concurrency, cell.prompt_len, cell.output_len)
+    return (*load, cell.output_law, cell.speed)
 
 
 def grid(
-    targets: list[str], rates: list[float], concurrencies: list[int], prompt_lens: list[int], output_lens: list[int]
+    targets: Sequence[str],
+    rates: Sequence[float],
+    streams: Sequence[int],
+    prompt_lens: Sequence[int],
+    output_lens: Sequence[int | Law],
+    speeds: Sequence[float] = (),
 ) -> tuple[Cell, ...]:
-    """The cells: by prompt length, then output length, then rising load, then target."""
-    loads = [(rate, None) for rate in rates] if rates else [(None, c) for c in concurrencies]
-    places = [(load, p, o, t) for p in prompt_lens for o in output_lens for load in loads for t in targets]
-    return tuple(Cell(i, t, rate, c, p, o) for i, ((rate, c), p, o, t) in enumerate(places))
+    """The cells: by prompt length, then output length, then rising load, then target.
+
+    A load is a rate, or a number of streams; with `speeds` the rates are those of a trace at each speed.
+    """
+    loads: list[tuple[float | None, int | None, float | None]]
+    loads = [(rate, None, speeds[number] if speeds else None) for number, rate in enumerate(rates)]
+    loads += [(None, count, None) for count in streams]
+    laws = [Law(each) if isinstance(each, int) else each for each in output_lens]
+    places = [(load, p, law, t) for p in prompt_lens for law in laws for load in loads for t in targets]
+    return tuple(
+        Cell(i, target, rate, count, prompt_len, law.mean, law.text, speed)
+        for i, ((rate, count, speed), prompt_len, law, target) in enumerate(places)
+    )
 
 
 def plan_of(document: Mapping[str, Any]) -> Plan:
     """The inverse of `Plan.document`."""
-    cells = tuple(Cell(**{k: v for k, v in cell.items() if k in Cell.__slots__}) for cell in document["cells"])
-    known = {k: v for k, v in document.items() if k in Plan.__slots__ and k != "cells"}
-    return Plan(cells=cells, **known)
+    cells = tuple(Cell(**_known(cell, Cell)) for cell in document["cells"])
+    stages = tuple(Stage(**_known(stage, Stage)) for stage in document.get("stages", ()))
+    classes = tuple(TrafficClass(**_known(each, TrafficClass)) for each in document.get("classes", ()))
+    return Plan(**{**_known(document, Plan), "cells": cells, "stages": stages, "classes": classes})
+
+
+def _known(document: Mapping[str, Any], kind: Any) -> dict[str, Any]:
+    """The keys that this pdbench knows: others may come from a newer one."""
+    return {key: value for key, value in document.items() if key in kind.__slots__}

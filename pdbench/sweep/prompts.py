@@ -1,8 +1,9 @@
 """What is asked? Fresh prompts: token ids of an exact length, or chat text of about that length.
 
-A prompt is a function of (seed, index) alone, so it does not matter in which order or by which process prompts are
-made. It comes as the bytes of its JSON value, made by one table lookup: a list of 16,384 ids takes some 0.1 ms this
-way and over 1 ms through a JSON encoder, which would hold up every stream that the client is stamping meanwhile.
+A prompt is a function of (seed, index) and of the shared pieces that it begins with, so it does not matter in which
+order or by which process prompts are made. It comes as the bytes of its JSON value, made by one table lookup: a list of
+16,384 ids takes some 0.1 ms this way and over 1 ms through a JSON encoder, which would hold up every stream that the
+client is stamping meanwhile.
 """
 
 from __future__ import annotations
@@ -15,8 +16,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pdbench.errors import UsageError
+from pdbench.sweep.schedule import Ask
 
 FIRST_ID = 256  # below are the byte and special tokens of the usual vocabularies
+_PIECES = 0x9E3779B97F4A7C15  # shared pieces are drawn apart from what follows them
 
 # Words of one length, so that a row of the lookup table is one word and its blank.
 _TEXT = """
@@ -43,9 +46,13 @@ class ChatCalibration:
     overhead_tokens: float
     tokens_per_word: float
 
+    def room(self, prompt_len: int) -> int:
+        """Words that make a prompt of about `prompt_len` tokens; below 1 where the template takes it all."""
+        return round((prompt_len - self.overhead_tokens) / self.tokens_per_word)
+
     def words(self, prompt_len: int) -> int:
         """Words that make a prompt of about `prompt_len` tokens. Raises UsageError when the template is longer."""
-        words = round((prompt_len - self.overhead_tokens) / self.tokens_per_word)
+        words = self.room(prompt_len)
         if words < 1:
             raise UsageError(
                 f"a chat prompt of {prompt_len} tokens has no room for words: "
@@ -94,23 +101,59 @@ def _word_table() -> NDArray[np.bytes_]:
     return np.array([f"{word} " for word in WORDS], dtype="S5")
 
 
-def text_json(seed: int, index: int, words: int) -> bytes:
-    """`words` random words as a JSON string: the whole list shuffled, again and again, so that prompts of one length
+def word_numbers(seed: int, index: int, words: int) -> NDArray[np.int64]:
+    """Random words by their place in WORDS: the whole list shuffled, again and again, so that texts of one length
     differ little in tokens."""
     rng = _generator(seed, index)
     rounds = -(-words // len(WORDS))
-    chosen = np.concatenate([rng.permutation(len(WORDS)) for _ in range(rounds)])[:words]
-    text: bytes = _word_table()[chosen].tobytes()
+    shuffled: list[NDArray[np.int64]] = [rng.permutation(len(WORDS)) for _ in range(rounds)]
+    return np.concatenate(shuffled)[:words] if shuffled else np.empty(0, dtype=np.int64)
+
+
+def text_json(numbers: NDArray[np.int64]) -> bytes:
+    """The words with these numbers as a JSON string."""
+    text: bytes = _word_table()[numbers].tobytes()
     return b'"' + text[:-1] + b'"'
 
 
+def user_message(text: bytes) -> bytes:
+    """A JSON string as the JSON of a user's message."""
+    return b'{"role":"user","content":' + text + b"}"
+
+
+@lru_cache(maxsize=1024)
+def _piece_ids(seed: int, piece: int, length: int, vocab_size: int) -> NDArray[np.int64]:
+    return token_ids(seed ^ _PIECES, piece, length, vocab_size)
+
+
+@lru_cache(maxsize=1024)
+def _piece_words(seed: int, piece: int, words: int) -> NDArray[np.int64]:
+    return word_numbers(seed ^ _PIECES, piece, words)
+
+
+def asked_ids(seed: int, index: int, ask: Ask, vocab_size: int) -> NDArray[np.int64]:
+    """The token ids of a prompt: its pieces, then ids of its own."""
+    pieces = [_piece_ids(seed, piece, ask.piece_len, vocab_size) for piece in ask.pieces]
+    own = ask.prompt_len - len(pieces) * ask.piece_len
+    parts = [*pieces, token_ids(seed, index, own, vocab_size)] if own > 0 else pieces
+    return np.concatenate(parts)[: ask.prompt_len] if len(parts) > 1 else parts[0][: ask.prompt_len]
+
+
+def asked_words(seed: int, index: int, ask: Ask, chat: ChatCalibration) -> NDArray[np.int64]:
+    """The words of a chat prompt: those of its pieces, then words of its own; at least one."""
+    words = max(1, chat.room(ask.prompt_len))
+    each = round(ask.piece_len / chat.tokens_per_word)
+    pieces = [_piece_words(seed, piece, each) for piece in ask.pieces]
+    own = word_numbers(seed, index, max(0, words - len(pieces) * each))
+    return np.concatenate([*pieces, own])[:words]
+
+
 def prompt_source(
-    endpoint: str, seed: int, prompt_len: int, vocab_size: int, chat: ChatCalibration | None
-) -> Callable[[int], bytes]:
-    """The JSON value of the prompt with a given index: an array of ids, or for chat a string of words."""
-    if endpoint == "chat":
-        if chat is None:
-            raise UsageError("chat prompts need the calibration that the warm-up makes.")
-        words = chat.words(prompt_len)
-        return lambda index: text_json(seed, index, words)
-    return lambda index: ids_json(token_ids(seed, index, prompt_len, vocab_size), vocab_size)
+    endpoint: str, seed: int, vocab_size: int, chat: ChatCalibration | None
+) -> Callable[[int, Ask], bytes]:
+    """The JSON of a request's prompt: an array of ids, or for chat the list of messages."""
+    if endpoint != "chat":
+        return lambda index, ask: ids_json(asked_ids(seed, index, ask, vocab_size), vocab_size)
+    if chat is None:
+        raise UsageError("chat prompts need the calibration that the warm-up makes.")
+    return lambda index, ask: b"[" + user_message(text_json(asked_words(seed, index, ask, chat))) + b"]"

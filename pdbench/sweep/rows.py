@@ -51,6 +51,9 @@ class Raw(Protocol):
     end: str
     end_text: str
     stamp: str
+    session: int | None
+    turn: int | None
+    shared_len: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,5 +181,8 @@ def read_row(raw: Raw, context: CellContext) -> tuple[RequestRow, list[float]]:
         opened_s=seconds(raw.opened_ns),
         token_reads=answer.token_reads if raw.http_status is not None else None,
         shared_reads=answer.shared_reads if raw.http_status is not None else None,
+        shared_len=raw.shared_len,
+        session=raw.session,
+        turn=raw.turn,
     )
     return row, [(stamp_ns - raw.sent_ns) / 1e9 for stamp_ns in tokens]

@@ -4,7 +4,6 @@ each other, so that the first cell does not measure handshakes and compilation."
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 from dataclasses import replace
 
 from pdbench.deployment import Deployment
@@ -13,9 +12,19 @@ from pdbench.run import RequestRow
 from pdbench.sweep.client import Client
 from pdbench.sweep.clients import open_client
 from pdbench.sweep.drive import through_proxy
-from pdbench.sweep.plan import Cell, Plan
-from pdbench.sweep.prompts import WORDS, ChatCalibration, calibrate, ids_json, text_json, token_ids
+from pdbench.sweep.plan import Plan
+from pdbench.sweep.prompts import (
+    WORDS,
+    ChatCalibration,
+    calibrate,
+    ids_json,
+    text_json,
+    token_ids,
+    user_message,
+    word_numbers,
+)
 from pdbench.sweep.rows import CellContext, read_row
+from pdbench.sweep.schedule import Ask
 
 DEADLINE_S = 120.0  # of one warm-up request: the first one may compile kernels and shake hands
 ROUNDS = 2  # requests per prefill x decode pair: round robin meets each pair once in P*D, the second pass is the spare
@@ -62,12 +71,12 @@ class _Scout:
     async def ids(self, length: int) -> None:
         vocab_size = self._plan.vocab_size
         ids = token_ids(self._seed ^ _SEED_SALT, self._asked, length, vocab_size)
-        await self._ask(lambda _: ids_json(ids, vocab_size), length)
+        await self._ask(ids_json(ids, vocab_size), length)
 
     async def words(self, words: int) -> int:
         """Ask with so many words; returns the tokens that the server counted."""
-        text = text_json(self._seed ^ _SEED_SALT, self._asked, words)
-        row = await self._ask(lambda _: text, words)
+        text = text_json(word_numbers(self._seed ^ _SEED_SALT, self._asked, words))
+        row = await self._ask(b"[" + user_message(text) + b"]", words)
         if row.prompt_tokens is None:
             raise UsageError(
                 f"{self._deployment.entry.url} sends no usage, so the length of a chat prompt cannot be known.",
@@ -75,10 +84,9 @@ class _Scout:
             )
         return row.prompt_tokens
 
-    async def _ask(self, prompt: Callable[[int], bytes], length: int) -> RequestRow:
-        cell = Cell(0, self._deployment.target, None, 1, length, _OUTPUT_LEN)
-        prefix = f"warmup-{self._seed & 0xFFFFFFFF:08x}"
-        request = through_proxy(self._deployment, self._plan, cell, prefix, prompt)(self._asked)
+    async def _ask(self, prompt: bytes, length: int) -> RequestRow:
+        ask = through_proxy(self._deployment, self._plan, f"warmup-{self._seed & 0xFFFFFFFF:08x}")
+        request = ask(self._asked, Ask(length, _OUTPUT_LEN), prompt)
         self._asked += 1
         raw = await self._client.start(request, time.monotonic_ns(), self._plan.timeout_s)
         row, _ = read_row(raw, self._context)

@@ -8,7 +8,7 @@ import pytest
 
 from pdbench.errors import UsageError
 from pdbench.littles_law.day import dispersion, played, windows
-from pdbench.littles_law.traces import TracedRequest, read_trace
+from pdbench.traces import TracedRequest, read_trace
 
 AZURE = """TIMESTAMP,ContextTokens,GeneratedTokens
 2023-11-16 18:17:03.9799600,4808,10
@@ -23,7 +23,7 @@ MOONCAKE = """{"timestamp": 1000, "input_length": 6758, "output_length": 500, "h
 def test_azure(tmp_path: Path) -> None:
     path = tmp_path / "azure.csv"
     path.write_text(AZURE)
-    found = read_trace(path)
+    found = read_trace(path).requests
     assert [(each.prompt_tokens, each.output_tokens) for each in found] == [(4808, 10), (3180, 8), (110, 27)]
     assert [each.at_s for each in found] == pytest.approx([0, 0.052, 3.0])
 
@@ -31,7 +31,9 @@ def test_azure(tmp_path: Path) -> None:
 def test_mooncake(tmp_path: Path) -> None:
     path = tmp_path / "mooncake.jsonl"
     path.write_text(MOONCAKE)
-    assert read_trace(path) == [TracedRequest(0.0, 6758, 500), TracedRequest(3.0, 7322, 490)]
+    first, second = TracedRequest(0.0, 6758, 500, (0, 1)), TracedRequest(3.0, 7322, 490, (0,))
+    found = read_trace(path)
+    assert (found.kind, found.requests, found.left_out) == ("mooncake", (first, second), 0)
 
 
 @pytest.mark.parametrize(

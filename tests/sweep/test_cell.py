@@ -19,15 +19,21 @@ import pytest
 from pdbench.deployment import build
 from pdbench.errors import PdbenchError, StorageError
 from pdbench.run import Run
-from pdbench.sweep.cell import cell_offsets, cell_requests
-from pdbench.sweep.plan import Plan, grid
+from pdbench.sweep.cell import Job, cell_requests
+from pdbench.sweep.drive import MakeRequest
+from pdbench.sweep.plan import Cell, Plan, grid
+from pdbench.sweep.schedule import cell_schedule
 from tests.sweep.one_cell import closed_cell, measure, open_cell, plan_for
 
 DEPLOYMENT = build("default", [("proxy", "http://127.0.0.1:1")], model="m")
 
 
+def requests(plan: Plan, cell: Cell, repeat: int = 0) -> MakeRequest:
+    return cell_requests(Job(DEPLOYMENT, plan, cell, repeat, "0123abcd"), cell_schedule(plan, cell, repeat))
+
+
 def bodies(plan: Plan, place: int, repeat: int, count: int = 5) -> list[bytes]:
-    make = cell_requests(DEPLOYMENT, plan, plan.cells[place], repeat, "0123abcd")
+    make = requests(plan, plan.cells[place], repeat)
     return [make(index).body for index in range(count)]
 
 
@@ -37,15 +43,11 @@ def test_prompts_are_fresh_in_every_cell_and_repeat_and_the_same_again():
     assert len({body for cell in cells for body in cell}) == 20
     assert bodies(plan, 0, 0) == cells[0]
     assert bodies(Plan(plan.cells, seed=4), 0, 0) != cells[0]
-    assert np.array_equal(cell_offsets(plan, plan.cells[0], 1), cell_offsets(plan, plan.cells[0], 1))
-    assert not np.array_equal(cell_offsets(plan, plan.cells[0], 0), cell_offsets(plan, plan.cells[0], 1))
 
 
 def test_a_request_is_what_servers_understand():
-    make = cell_requests(
-        DEPLOYMENT, Plan((open_cell(prompt_len=3, output_len=9),)), open_cell(0.0, 3, 9), 0, "0123abcd"
-    )
-    request = make(12)
+    cell = open_cell(5.0, 3, 9)
+    request = requests(Plan((cell,)), cell)(12)
     body = json.loads(request.body)
     assert len(body.pop("prompt")) == 3
     assert body == {
@@ -62,8 +64,7 @@ def test_a_request_is_what_servers_understand():
 
 def test_real_ends_on_request():
     cell = open_cell()
-    make = cell_requests(DEPLOYMENT, Plan((cell,), ignore_eos=False), cell, 0, "0123abcd")
-    assert "ignore_eos" not in json.loads(make(0).body)
+    assert "ignore_eos" not in json.loads(requests(Plan((cell,), ignore_eos=False), cell)(0).body)
 
 
 def test_closed_loop_keeps_its_streams_busy(ground_truth, tmp_path):

@@ -7,6 +7,8 @@ from collections import Counter
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from pdbench.errors import UsageError
 from pdbench.sweep.prompts import (
@@ -18,7 +20,9 @@ from pdbench.sweep.prompts import (
     prompt_source,
     text_json,
     token_ids,
+    word_numbers,
 )
+from pdbench.sweep.schedule import Ask
 
 
 @pytest.mark.parametrize("vocab_size", [257, 1000, 4000, 152_064])
@@ -47,10 +51,10 @@ def test_a_vocabulary_without_room_is_refused():
 
 
 def test_text_is_one_json_string_of_words():
-    text = json.loads(text_json(1, 1, 300))
+    text = json.loads(text_json(word_numbers(1, 1, 300)))
     assert len(text.split(" ")) == 300 and text.isascii()
-    assert text != json.loads(text_json(1, 2, 300))
-    counts = Counter(json.loads(text_json(1, 1, 2 * len(WORDS))).split(" "))
+    assert text != json.loads(text_json(word_numbers(1, 2, 300)))
+    counts = Counter(json.loads(text_json(word_numbers(1, 1, 2 * len(WORDS)))).split(" "))
     assert set(counts.values()) == {2} and len(counts) == len(WORDS)
 
 
@@ -64,10 +68,39 @@ def test_calibration_finds_template_and_words():
         calibrate((64, 10), (320, 10))
 
 
+CHAT = ChatCalibration(12.0, 2.0)
+
+
+def spoken(messages: bytes) -> list[str]:
+    (message,) = json.loads(messages)
+    assert message["role"] == "user"
+    words: list[str] = message["content"].split()
+    return words
+
+
 def test_prompt_source_by_endpoint():
-    ids = prompt_source("completions", 9, 33, 4000, None)
-    assert len(json.loads(ids(0))) == 33 and ids(0) != ids(1)
-    text = prompt_source("chat", 9, 112, 4000, ChatCalibration(12.0, 2.0))
-    assert len(json.loads(text(0)).split()) == 50
+    ids = prompt_source("completions", 9, 4000, None)
+    assert len(json.loads(ids(0, Ask(33, 1)))) == 33 and ids(0, Ask(33, 1)) != ids(1, Ask(33, 1))
+    assert len(spoken(prompt_source("chat", 9, 4000, CHAT)(0, Ask(112, 1)))) == 50
     with pytest.raises(UsageError, match="calibration"):
-        prompt_source("chat", 9, 112, 4000, None)
+        prompt_source("chat", 9, 4000, None)
+
+
+@given(
+    st.integers(1, 3000), st.lists(st.integers(0, 9), max_size=6), st.integers(1, 600), st.sampled_from((None, CHAT))
+)
+@settings(deadline=None)
+def test_prompts_share_their_pieces_and_nothing_else(length, pieces, piece_len, chat):
+    """Any length and any pieces: the length is exact, two prompts with the same pieces differ only after them."""
+    prompt = prompt_source("chat" if chat else "completions", 5, 4000, chat)
+    ask = Ask(length, 1, pieces=tuple(pieces), piece_len=piece_len)
+    one, other, alone = (prompt(3, ask), prompt(4, ask), prompt(3, Ask(length, 1)))
+    read = spoken if chat else json.loads
+    words, others = read(one), read(other)
+    whole = max(1, CHAT.room(length)) if chat else length
+    shared = min(whole, len(pieces) * (round(piece_len / CHAT.tokens_per_word) if chat else piece_len))
+    assert len(words) == len(others) == len(read(alone)) == whole
+    assert words[:shared] == others[:shared]
+    if whole - shared >= 8:
+        assert words[shared : shared + 8] != others[shared : shared + 8]
+        assert words[shared : shared + 8] == read(alone)[:8], "what is a prompt's own does not depend on its pieces"

@@ -1,0 +1,84 @@
+"""Request traces: Azure's LLM inference CSV and Mooncake's JSONL, told apart by what is in them."""
+
+from __future__ import annotations
+
+import csv
+import json
+import math
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from hashlib import sha256
+from pathlib import Path
+
+from pdbench.errors import UsageError
+
+AZURE_COLUMNS = ("TIMESTAMP", "ContextTokens", "GeneratedTokens")
+BLOCK_TOKENS = 512  # what each of Mooncake's hash_ids stands for
+
+
+@dataclass(frozen=True, slots=True)
+class TracedRequest:
+    """One request of a trace; `at_s` counts from its first one.
+
+    `blocks` names the prompt block by block (Mooncake's hash_ids): equal ids are equal tokens, with all before them.
+    """
+
+    at_s: float
+    prompt_tokens: int
+    output_tokens: int
+    blocks: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Trace:
+    """The requests of a trace in order of arrival; `left_out` had no prompt or no answer."""
+
+    kind: str  # azure, mooncake
+    requests: tuple[TracedRequest, ...]
+    left_out: int = 0
+    digest: str = ""  # SHA-256 of the file
+
+    @property
+    def span_s(self) -> float:
+        """From the first request to the last."""
+        return self.requests[-1].at_s
+
+
+def read_trace(path: Path, option: str = "--trace") -> Trace:
+    """Read a trace. UsageError says which line is not what it should be."""
+    wanted = f"Azure's CSV ({','.join(AZURE_COLUMNS)}) and Mooncake's JSONL (timestamp, input_length, ...) are read."
+    try:
+        raw = path.read_bytes()
+        kind, read = ("mooncake", _mooncake) if raw[:1] == b"{" else ("azure", _azure)
+        found = list(read(raw.decode().splitlines()))
+    except OSError as error:
+        raise UsageError(f"{option} {path}: {error.strerror}.", wanted) from None
+    except (ValueError, KeyError, TypeError) as error:
+        raise UsageError(f"{option} {path}: cannot be read: {error}.", wanted) from None
+    kept = sorted((each for each in found if each.prompt_tokens > 0 and each.output_tokens > 0), key=lambda r: r.at_s)
+    if len(kept) < 2:
+        raise UsageError(f"{option} {path}: {len(kept)} requests with tokens; a rate needs two.", wanted)
+    first_s = kept[0].at_s
+    requests = tuple(replace(each, at_s=each.at_s - first_s) for each in kept)
+    return Trace(kind, requests, len(found) - len(kept), sha256(raw).hexdigest())
+
+
+def _mooncake(lines: Iterable[str]) -> Iterator[TracedRequest]:
+    for line in lines:
+        if line.strip():
+            row = json.loads(line)
+            blocks = tuple(int(block) for block in row.get("hash_ids") or ())
+            if not math.isfinite(at_s := float(row["timestamp"]) / 1000):
+                raise ValueError(f"timestamp {row['timestamp']}")
+            yield TracedRequest(at_s, int(row["input_length"]), int(row["output_length"]), blocks)
+
+
+def _azure(lines: Iterable[str]) -> Iterator[TracedRequest]:
+    rows = csv.DictReader(lines)
+    if not set(AZURE_COLUMNS) <= set(rows.fieldnames or ()):
+        raise ValueError(f"its first line has no columns {', '.join(AZURE_COLUMNS)}")
+    for row in rows:
+        # Seven digits of a second, one more than Python reads; in one zone, so that no clock change is in between.
+        stamp = datetime.fromisoformat(row["TIMESTAMP"].strip()[:26]).replace(tzinfo=UTC)
+        yield TracedRequest(stamp.timestamp(), int(row["ContextTokens"]), int(row["GeneratedTokens"]))
