@@ -43,7 +43,7 @@ class Keeping(Protocol):
 
 @dataclass
 class Step:
-    """One turn of the loop: posts first, then one forward pass over prompt chunks and running streams."""
+    """One turn of the loop: posts and what else handoffs hold it for, then one forward pass over chunks and streams."""
 
     start_s: float
     posts_s: float = 0.0
@@ -72,6 +72,7 @@ class Engine:
         self.waiting: list[Request] = []
         self.running: list[Request] = []
         self._unposted: list[Request] = []
+        self._held_s = 0.0  # by the handoffs that were just admitted
         self._last_poll_s = 0.0
 
     # ---- what the server asks for
@@ -104,7 +105,8 @@ class Engine:
         """Decide at instant `t` (seconds) what the next step does; None when there is nothing to do."""
         self._notice(t)
         self._admit(t)
-        step = Step(t)
+        step = Step(t, posts_s=self._held_s)
+        self._held_s = 0.0
         self._post(step)
         self._grow()
         step.decodes = [r for r in self.running if r.computed == r.target]
@@ -212,6 +214,8 @@ class Engine:
         request.stage = RUNNING
         request.batch = len(self.running)
         request.stamps.setdefault("admitted", t)
+        if request.remote:
+            self._held_s += self.settings.handoff_stall_ms / 1000
 
     def _post(self, step: Step) -> None:
         if self.fetch is None:
@@ -224,6 +228,7 @@ class Engine:
             begin, end = self.link.reserve(start + seconds, request.nbytes)
             request.stamps |= {"post_start": start, "post_end": start + seconds}
             request.stamps |= {"transfer_start": begin, "transfer_end": end}
+            request.moving_s = end - start
             self.fetch.posted(request)
 
     def _grow(self) -> None:

@@ -17,6 +17,15 @@ from pdbench.testbed.settings import Place, Settings
 
 
 @dataclass
+class Registration:
+    """Where decode wants a prompt's KV written."""
+
+    message: dict[str, Any]
+    writer: asyncio.StreamWriter
+    at_s: float
+
+
+@dataclass
 class Pinned:
     """A finished prompt whose blocks wait for their reader."""
 
@@ -42,7 +51,7 @@ class PrefillHandoff:
         self.wake = wake
         self.log = log
         self._pinned: dict[str, Pinned] = {}  # by engine_id of the request
-        self._registered: dict[str, tuple[dict[str, Any], asyncio.StreamWriter]] = {}  # push: decode came first
+        self._registered: dict[str, Registration] = {}  # push: decode came first
         self._thread_free_s = 0.0
 
     # ---- what the engine calls
@@ -52,7 +61,7 @@ class PrefillHandoff:
         self._pinned[request.engine_id] = Pinned(request, at_s + self.settings.lease_s)
         registration = self._registered.pop(_without_suffix(request.engine_id), None)
         if registration is not None:
-            self._write(request, *registration, at_s)
+            self._write(request, registration, at_s)
         push = self.place.transfer == "push"
         return {
             "do_remote_prefill": True,
@@ -104,23 +113,34 @@ class PrefillHandoff:
                 pinned.expires_s = max(pinned.expires_s, time.monotonic() + self.settings.lease_s * 2 / 3)
 
     def _register(self, message: dict[str, Any], writer: asyncio.StreamWriter) -> None:
+        registration = Registration(message, writer, time.monotonic())
         for key, pinned in self._pinned.items():
             if _without_suffix(key) == message["key"] and not pinned.writing:
-                self._write(pinned.request, message, writer, time.monotonic())
+                self._write(pinned.request, registration, registration.at_s)
                 return
-        self._registered[message["key"]] = (message, writer)
+        self._registered[message["key"]] = registration
 
-    def _write(self, request: Request, message: dict[str, Any], writer: asyncio.StreamWriter, at_s: float) -> None:
+    def _write(self, request: Request, registration: Registration, at_s: float) -> None:
         """Push: submit the write on the posting thread, and tell decode when it will have arrived."""
+        message, settings = registration.message, self.settings
         self._pinned[request.engine_id].writing = True
-        request.nbytes = (len(request.blocks) - message["skip_blocks"]) * block_bytes(self.settings)
-        tokens = request.prompt_tokens - message["skip_blocks"] * self.settings.block_size
-        start = max(at_s, self._thread_free_s)
-        posted = self._thread_free_s = start + post_s(self.settings, tokens)
+        request.nbytes = (len(request.blocks) - message["skip_blocks"]) * block_bytes(settings)
+        tokens = request.prompt_tokens - message["skip_blocks"] * settings.block_size
+        stamps = request.stamps
+        ready = at_s
+        if settings.push_pieces > 1:  # the first piece left when it was computed, if decode had said where to by then
+            piece_s = (stamps["prefill_end"] - stamps["prefill_start"]) / settings.push_pieces
+            ready = max(stamps["prefill_start"] + piece_s, registration.at_s)
+        start = max(ready, self._thread_free_s)
+        posted = self._thread_free_s = start + post_s(settings, tokens)
         begin, end = self.engine.link.reserve(posted, request.nbytes)
-        stamps = {"post_start": start, "post_end": posted, "transfer_start": begin, "transfer_end": end}
-        request.stamps |= stamps
-        wire.send(writer, {"op": "written", "key": message["key"], "bytes": request.nbytes, "stamps": stamps})
+        request.moving_s = end - start
+        end = max(end, at_s + request.moving_s / settings.push_pieces)  # the last piece leaves when the prompt is done
+        told = {"post_start": start, "post_end": posted, "transfer_start": begin, "transfer_end": end}
+        request.stamps |= told
+        wire.send(
+            registration.writer, {"op": "written", "key": message["key"], "bytes": request.nbytes, "stamps": told}
+        )
         self._schedule_release(request.engine_id, end, "written")
 
     # ---- the end of a pin

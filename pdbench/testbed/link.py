@@ -5,8 +5,13 @@ from pdbench.testbed.settings import Settings
 
 def post_s(settings: Settings, tokens: int) -> float:
     """Seconds to prepare and submit the transfer of so many tokens, on whichever thread does it."""
-    per_descriptor_ms = settings.descriptors * settings.us_per_descriptor / 1000
+    per_descriptor_ms = descriptors(settings, tokens) * settings.us_per_descriptor / 1000
     return (settings.post_fixed_ms + settings.post_ms_per_token * tokens + per_descriptor_ms) / 1000
+
+
+def descriptors(settings: Settings, tokens: int) -> float:
+    """Descriptors of the transfer of so many tokens, on each rank."""
+    return settings.descriptors + -(-tokens // settings.block_size) * settings.descriptors_per_block
 
 
 def block_bytes(settings: Settings) -> int:

@@ -3,6 +3,7 @@
 from bisect import bisect_left
 from collections.abc import Sequence
 
+from pdbench.testbed.link import descriptors
 from pdbench.testbed.request import Request
 from pdbench.testbed.settings import Settings
 
@@ -110,11 +111,12 @@ class Metrics:
     def transferred(self, request: Request, settings: Settings) -> None:
         """One finished transfer: one observation for each tensor-parallel rank, as NIXL handles give."""
         stamps = request.stamps
+        tokens = request.nbytes // settings.kv_bytes_per_token
         for _ in range(settings.tensor_parallel):
-            self.observe("vllm:nixl_xfer_time_seconds", stamps["transfer_end"] - stamps["post_start"])
+            self.observe("vllm:nixl_xfer_time_seconds", request.moving_s)
             self.observe("vllm:nixl_post_time_seconds", stamps["post_end"] - stamps["post_start"])
             self.observe("vllm:nixl_bytes_transferred", request.nbytes / settings.tensor_parallel)
-            self.observe("vllm:nixl_num_descriptors", settings.descriptors)
+            self.observe("vllm:nixl_num_descriptors", descriptors(settings, tokens))
 
     def prompt_done(self, request: Request) -> None:
         """The first token exists: now the prompt counts, split by where its KV came from."""

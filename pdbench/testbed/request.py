@@ -39,6 +39,7 @@ class Request:
     last_token_s: float = 0.0
     batch: int = 0  # running requests right after its own admission
     nbytes: int = 0  # KV bytes moved for it
+    moving_s: float = 0.0  # posting and moving them, without what the transfer waited for later pieces of its prompt
     preempted: int = 0
     failed: bool = False  # its handoff failed; the loop ends it at the next boundary
     kv_out: dict[str, Any] | None = None  # kv_transfer_params of the answer
