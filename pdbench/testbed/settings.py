@@ -63,11 +63,9 @@ class Settings:
     descriptors: int = _is(128, "descriptors of a transfer, per rank ...")
     descriptors_per_block: float = _is(0.0, "... plus this for each KV block of it: scattered blocks are not merged")
     handoff_stall_ms: float = _is(
-        0.0, "decode's loop does nothing else for so long when it admits a handoff, in any mode"
+        0.0, "decode's loop does nothing else for so long at each handoff it admits, in any mode"
     )
-    push_pieces: int = _is(
-        1, "push: pieces of a transfer that leave while the prompt is computed; 1 sends all after it"
-    )
+    push_pieces: int = _is(1, "push: pieces of a transfer, each sent when its part of the prompt is computed")
     poll_ms: float = _is(0.0, "least time between two looks for finished transfers; 0 looks at every step boundary")
     idle_poll_ms: float = _is(1.0, "how often an idle loop looks for finished transfers")
     handshake_ms: float = _is(0.0, "first contact of each decode with each prefill")
@@ -97,9 +95,10 @@ class Settings:
             if isinstance(value, int | float) and value < 0:
                 raise ValueError(f"{each.name} must not be negative")
         at_least_one = (
-            "prefills decodes max_model_len vocab_size block_size prefill_blocks decode_blocks tensor_parallel"
+            "prefills decodes max_model_len vocab_size block_size prefill_blocks decode_blocks tensor_parallel push_pieces"
+            " max_num_seqs prefill_max_num_seqs max_num_batched_tokens kv_bytes_per_token"
         )
-        for name in f"{at_least_one} push_pieces max_num_seqs prefill_max_num_seqs max_num_batched_tokens kv_bytes_per_token".split():
+        for name in at_least_one.split():
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1")
         if self.link_gb_s == 0 or self.idle_poll_ms == 0 or self.lease_s == 0:
