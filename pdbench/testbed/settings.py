@@ -95,8 +95,8 @@ class Settings:
             if isinstance(value, int | float) and value < 0:
                 raise ValueError(f"{each.name} must not be negative")
         at_least_one = (
-            "prefills decodes max_model_len vocab_size block_size prefill_blocks decode_blocks tensor_parallel push_pieces"
-            " max_num_seqs prefill_max_num_seqs max_num_batched_tokens kv_bytes_per_token"
+            "prefills decodes max_model_len vocab_size block_size prefill_blocks decode_blocks tensor_parallel"
+            " push_pieces max_num_seqs prefill_max_num_seqs max_num_batched_tokens kv_bytes_per_token"
         )
         for name in at_least_one.split():
             if getattr(self, name) < 1:
