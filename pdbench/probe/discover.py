@@ -50,7 +50,7 @@ async def _discover(deployment: Deployment) -> Deployment:
     if deployment.engine is not None and deployment.engine not in ENGINES:
         raise UsageError(f"--engine {clean(deployment.engine)} is not known.", f"Known are: {', '.join(ENGINES)}.")
     async with session() as client:
-        every = await asyncio.gather(*(_ask(client, deployment, server) for server in deployment.servers))
+        every = await asyncio.gather(*(ask(client, deployment, server) for server in deployment.servers))
         for server, answers in zip(deployment.servers, every, strict=True):
             await _refuse_what_cannot_serve(client, deployment, server, answers)
     engine = deployment.engine or _engine(every)
@@ -78,7 +78,8 @@ def notes(deployment: Deployment) -> list[str]:
     return [f"{server.name}: {note}" for server in deployment.servers if server.facts for note in server.facts.notes]
 
 
-async def _ask(client: aiohttp.ClientSession, deployment: Deployment, server: Server) -> dict[str, Answer]:
+async def ask(client: aiohttp.ClientSession, deployment: Deployment, server: Server) -> dict[str, Answer]:
+    """What a server answers to the paths of PATHS and, as `metrics`, to its metrics URL."""
     urls = {name: server.url + path for name, path in PATHS.items()}
     if server.metrics_url is not None:
         urls["metrics"] = server.metrics_url

@@ -6,7 +6,7 @@ Counters are shown as `X_total`. Two names look alike: `time_per_output_token_se
 
 from __future__ import annotations
 
-from pdbench.probe.vocabulary.series import Vocabulary, counter, gauge, histogram
+from pdbench.probe.vocabulary.series import Series, Vocabulary, counter, gauge, histogram
 
 VLLM = Vocabulary(
     name="vllm",
@@ -46,5 +46,6 @@ VLLM = Vocabulary(
         counter("nixl_failed_notifications", "vllm:nixl_num_failed_notifications"),
         counter("nixl_kv_expired", "vllm:nixl_num_kv_expired_reqs"),
         counter("nixl_used_after_expiry", "vllm:nixl_num_notifications_after_expiry"),
+        Series("params_n", "histogram", ("vllm:request_params_n",), edge_only=True),
     ),
 )

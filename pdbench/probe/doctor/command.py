@@ -1,0 +1,100 @@
+"""`pdbench doctor`: is this deployment fit to be measured? Pass, warn or fail for each rule, with the fix."""
+
+from __future__ import annotations
+
+import asyncio
+import json as jsonlib
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from pdbench.errors import GateFailed, Unreachable, UsageError
+from pdbench.recipe import Recipe, TargetFlags, chosen, config_file
+
+Texts = list[str] | None
+
+
+def doctor(
+    proxy: Annotated[Texts, typer.Option(help="URL of the proxy that takes the requests.")] = None,
+    prefill: Annotated[Texts, typer.Option(help="URL of a prefill server; repeatable.")] = None,
+    decode: Annotated[Texts, typer.Option(help="URL of a decode server; repeatable.")] = None,
+    server: Annotated[Texts, typer.Option(help="URL of a co-located server.")] = None,
+    recipe: Annotated[Path | None, typer.Option(help="A deployment from a TOML file, with launch commands.")] = None,
+    engine: Annotated[str | None, typer.Option(help="vllm, dynamo, sglang; guessed.")] = None,
+    mode: Annotated[str | None, typer.Option(help="pull, push or colocated; guessed.")] = None,
+    model: Annotated[str | None, typer.Option(help="Served model; asked of the server.")] = None,
+    max_num_seqs: Annotated[
+        int | None, typer.Option(min=1, help="Slots of each decode (or co-located) server.")
+    ] = None,
+    tpot: Annotated[
+        float | None, typer.Option(min=0.001, help="Expected ms per output token, where none was decoded yet.")
+    ] = None,
+    metrics_url: Annotated[Texts, typer.Option(help="SERVER=URL where a page is elsewhere.")] = None,
+    api_key_env: Annotated[str | None, typer.Option(help="Variable that holds the API key.")] = None,
+    api_key_file: Annotated[Path | None, typer.Option(help="File that holds it.")] = None,
+    json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Check a live deployment and/or a recipe before anyone measures it.
+
+    Sends one request of 192 tokens through the entry and one of 16 to each prefill server. A recipe whose servers are
+    not up is checked by what it says. Exit code 1 when a rule fails, 4 when a server cannot be reached.
+    """
+    flags = TargetFlags(
+        proxy=proxy or (),
+        prefill=prefill or (),
+        decode=decode or (),
+        server=server or (),
+        recipe=recipe,
+        metrics_url=metrics_url or (),
+        engine=engine,
+        mode=mode,
+        model=model,
+        max_num_seqs=max_num_seqs,
+        api_key_env=api_key_env,
+        api_key_file=api_key_file,
+    )
+    from pdbench.probe.doctor.examine import examine
+
+    file = config_file(recipe)
+    deployment = chosen(flags, file)[0]
+    checks, down = asyncio.run(examine(deployment, entries_of(file, flags), file.sweep if file else {}, tpot))
+    if json:
+        jsonlib.dump(_document(checks), sys.stdout, indent=1, allow_nan=False)
+        sys.stdout.write("\n")
+    else:
+        from pdbench.probe.doctor.text import print_checks
+
+        if down and not any(check.rule == "answers" for check in checks):
+            print("No server answers: this is what the recipe alone says.", file=sys.stderr)
+        print_checks(checks)
+    _conclude(checks, down, recipe_only=file is not None and not flags.urls)
+
+
+def entries_of(file: Recipe | None, flags: TargetFlags) -> Sequence[dict[str, Any]]:
+    """The recipe's servers in the deployment's order, without those whose role the command line gives."""
+    if file is None or (flags.urls and not flags.recipe):
+        return []
+    given = {role for role, _ in flags.urls}
+    return [entry for entry in file.document.get("server", []) if entry["role"] not in given]
+
+
+def _document(checks: Sequence[Any]) -> dict[str, Any]:
+    counts = {level: sum(check.level == level for check in checks) for level in ("fail", "warn", "unknown", "pass")}
+    return {"checks": [check._asdict() for check in checks], **counts}
+
+
+def _conclude(checks: Sequence[Any], down: Sequence[str], *, recipe_only: bool) -> None:
+    failed = [check for check in checks if check.level == "fail"]
+    if down and not recipe_only:
+        raise Unreachable(f"{', '.join(down)} cannot be reached.", "Start it or correct its URL, then ask again.")
+    if not checks:
+        raise UsageError("there is nothing to check.", "Give --proxy, --prefill, --decode or --recipe.")
+    refused = [check.where for check in failed if check.rule == "reachable" and "credentials" in check.evidence]
+    if refused:
+        raise UsageError(f"{', '.join(refused)}: credentials refused.", "Set PDBENCH_API_KEY, or use --api-key-file.")
+    if failed:
+        rules = ", ".join(dict.fromkeys(check.rule for check in failed))
+        raise GateFailed(f"{len(failed)} of {len(checks)} checks failed: {rules}.", "Mend them before you measure.")

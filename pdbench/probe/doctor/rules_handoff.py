@@ -1,0 +1,278 @@
+"""Can prefill and decode hand KV over at all? What vLLM accepts at start-up and refuses at the first request."""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Iterator
+from urllib.parse import urlsplit
+
+from pdbench.probe.doctor.case import MODE_OF, Case, Patient, connector
+from pdbench.probe.doctor.finding import Found, Rule, fail, unknown, warn
+
+DEFAULT_SIDE_PORT = 5600
+_KV_ROLES = {"prefill": "kv_producer", "decode": "kv_consumer"}
+_KNOWN_KEYS = {
+    "kv_connector", "engine_id", "kv_role", "kv_buffer_device", "kv_buffer_size", "kv_port",
+    "kv_connector_extra_config", "kv_connector_module_path", "enable_permute_local_kv", "kv_load_failure_policy",
+}  # fmt: skip
+REFUSED_SINCE = (0, 32)  # unknown keys of --kv-transfer-config stop the start (vLLM 0.32, config/kv_transfer.py)
+# Part of the hash that both sides compare in the handshake: what must be equal (vLLM 0.32, nixl/metadata.py).
+_HASHED = {"dtype": "dtype", "kv-cache-dtype": "KV cache dtype", "attention-backend": "attention backend"}
+_NOWHERE = re.compile(r"^(localhost|127\..*|::1|0\.0\.0\.0|::)$")
+
+
+def mixed_modes(case: Case) -> list[Found]:
+    """Push on one side and pull on the other starts without complaint and fails at the first request."""
+    said = {patient.name: mode for patient in case.pair if (mode := _mode(patient))}
+    if case.deployment.mode in ("push", "pull"):
+        said["the recipe or --mode"] = case.deployment.mode
+    if len(set(said.values())) > 1:
+        each = ", ".join(f"{name} {mode}" for name, mode in said.items())
+        fix = "Start prefill and decode with the same connector: NixlConnector (pull) or NixlPushConnector on both."
+        return [fail("", f"push and pull are mixed ({each}): the first request fails in the handshake", fix)]
+    if not set(said) & {patient.name for patient in case.pair}:
+        return [unknown("no server and no recipe says which connector is used", "Add `launch` to the recipe.")]
+    return []
+
+
+def _mode(patient: Patient) -> str | None:
+    told = (patient.handoff or {}).get("transfer_mode")
+    return patient.facts.transfer_mode or (told if told in ("push", "pull") else MODE_OF.get(connector(patient)))
+
+
+def connectors(case: Case) -> list[Found]:
+    """Every server of a P/D pair needs a connector, and the same one."""
+    found = []
+    names = {patient.name: connector(patient) for patient, _ in case.handoffs()}
+    for name, one in names.items():
+        if one is None:
+            fix = "Add --kv-transfer-config with the same kv_connector as on the other side."
+            found.append(fail(name, "starts without a KV connector: decode would compute every prompt itself", fix))
+    kinds = {one for one in names.values() if one is not None}
+    families = {"Nixl" if one in MODE_OF else one for one in kinds}
+    if len(families) > 1:
+        found.append(fail("", f"different connectors: {', '.join(sorted(kinds))}", "Use one connector on both sides."))
+    return found
+
+
+def kv_roles(case: Case) -> list[Found]:
+    """kv_role against the role that the server was given as."""
+    found = []
+    for patient, transfer in case.handoffs():
+        role, wanted = transfer.get("kv_role"), _KV_ROLES[patient.server.role]
+        if transfer.get("kv_connector") and role is None:
+            found.append(
+                fail(patient.name, "kv_connector without kv_role is refused at start", f"Set kv_role {wanted}.")
+            )
+        elif role == "kv_both" and transfer.get("kv_connector") != "MultiConnector":
+            found.append(warn(patient.name, "kv_role kv_both is deprecated", f"Set kv_role {wanted}."))
+        elif role in _KV_ROLES.values() and role != wanted:
+            fix = f"Set kv_role {wanted}, or exchange the URLs of prefill and decode."
+            found.append(fail(patient.name, f"is a {role} but was given as {patient.server.role}", fix))
+    return found
+
+
+def unknown_keys(case: Case) -> list[Found]:
+    """Keys of --kv-transfer-config that vLLM refuses."""
+    found = []
+    for patient, transfer in case.handoffs():
+        keys = sorted(set(transfer) - _KNOWN_KEYS)
+        if not keys or patient.answers:  # a server that runs has taken its own configuration
+            continue
+        names = ", ".join(keys)
+        fix = "Remove them: kv_role and the connector say all that is needed."
+        evidence = f"--kv-transfer-config has {names}, which vLLM 0.32 refuses at start"
+        old = _version(patient.facts.version) is not None and (_version(patient.facts.version) or ()) < REFUSED_SINCE
+        found.append((warn if old else fail)(patient.name, evidence, fix))
+    return found
+
+
+def _version(text: str | None) -> tuple[int, ...] | None:
+    match = re.match(r"(\d+)\.(\d+)", text or "")
+    return (int(match[1]), int(match[2])) if match else None
+
+
+def unread_launch(case: Case) -> list[Found] | None:
+    """A command line that the shell or vLLM could not read either."""
+    if not any(patient.launch.words or patient.launch.broken for patient in case.patients):
+        return None
+    return [
+        fail(patient.name, patient.launch.broken, "Mend the command: quote the JSON in single quotes.")
+        for patient in case.patients
+        if patient.launch.broken
+    ]
+
+
+def launch_ports(case: Case) -> list[Found] | None:
+    """The port of the command line against the port of the URL."""
+    if not any(patient.launch.words for patient in case.patients):
+        return None
+    found = []
+    for patient in case.patients:
+        port, url = patient.launch.flags.get("port"), urlsplit(patient.server.url)
+        if isinstance(port, str) and port.isdigit() and int(port) != (url.port or 80):
+            fix = "Make the url and --port agree."
+            found.append(fail(patient.name, f"is launched on port {port}, its url says {url.port or 80}", fix))
+    return found
+
+
+def side_channel_ports(case: Case) -> list[Found] | None:
+    """Two servers on one host that advertise one side channel do not fail, they hang."""
+    if len(list(_nixl(case))) < 2:
+        return None
+    taken: dict[tuple[str, int], list[str]] = defaultdict(list)
+    for patient in _nixl(case):
+        first = _side_port(patient)
+        if first is None:
+            text = patient.variable("VLLM_NIXL_SIDE_CHANNEL_PORT")
+            return [fail(patient.name, f"VLLM_NIXL_SIDE_CHANNEL_PORT is {text!r}, not a port", "Give a port number.")]
+        for rank in range(patient.number("data-parallel-size") or 1):
+            taken[_side_host(patient), first + rank].append(patient.name)
+    clashes = {place: names for place, names in taken.items() if len(names) > 1}
+    return [
+        fail(
+            " and ".join(dict.fromkeys(names)),
+            f"advertise the same side channel {host}:{port}: transfers hang without an error",
+            "Give each server on a host its own VLLM_NIXL_SIDE_CHANNEL_PORT, as many apart as it has DP ranks.",
+        )
+        for (host, port), names in clashes.items()
+    ]
+
+
+def side_channel_hosts(case: Case) -> list[Found] | None:
+    """The default side channel host is localhost: another machine cannot reach it."""
+    if not any(True for _ in _nixl(case)):
+        return None
+    found = []
+    for patient in _nixl(case):
+        told = _advertised_host(patient)
+        apart = {other.host for other in case.pair if other.server.role != patient.server.role} - {patient.host}
+        writer = patient.server.role == ("decode" if case.mode == "push" else "prefill")
+        if apart and writer and _NOWHERE.match(told):
+            fix = f"Set VLLM_NIXL_SIDE_CHANNEL_HOST to an address that {', '.join(sorted(apart))} can reach."
+            found.append(fail(patient.name, f"advertises its side channel on {told}, which only it can reach", fix))
+    return found
+
+
+def _nixl(case: Case) -> Iterator[Patient]:
+    """Servers with a NIXL connector that say where their side channel is, or whose start shows it."""
+    for patient, _ in case.handoffs():
+        told = patient.handoff or patient.launch.words or patient.variable("VLLM_NIXL_SIDE_CHANNEL_PORT")
+        if connector(patient) in MODE_OF and told:
+            yield patient
+
+
+def _side_port(patient: Patient) -> int | None:
+    told = (patient.handoff or {}).get("remote_port")
+    text = str(told) if told is not None else patient.variable("VLLM_NIXL_SIDE_CHANNEL_PORT")
+    if text is None:
+        return DEFAULT_SIDE_PORT
+    return int(text) if text.isdigit() and 0 < int(text) < 65536 else None
+
+
+def _advertised_host(patient: Patient) -> str:
+    told = (patient.handoff or {}).get("remote_host")
+    return str(told) if told else patient.variable("VLLM_NIXL_SIDE_CHANNEL_HOST") or "localhost"
+
+
+def _side_host(patient: Patient) -> str:
+    """The machine behind the side channel: localhost is the machine that the server's URL names."""
+    told = _advertised_host(patient)
+    return _machine(patient.host) if _NOWHERE.match(told) else told
+
+
+def _machine(host: str) -> str:
+    return "this host" if _NOWHERE.match(host) else host
+
+
+def versions(case: Case) -> list[Found]:
+    """The version is part of the hash that both sides compare."""
+    said = {patient.name: patient.facts.version for patient in case.pair if patient.facts.version}
+    if len(said) < len(case.pair):
+        silent = ", ".join(patient.name for patient in case.pair if patient.name not in said)
+        return [unknown("does not say its version", "", silent)]
+    if len(set(said.values())) > 1:
+        each = ", ".join(f"{name} {version}" for name, version in said.items())
+        return [fail("", f"different versions ({each}): the handshake is refused", "Run one version on both sides.")]
+    return []
+
+
+def layouts(case: Case) -> list[Found]:
+    """What else the handshake compares, and what it only slows down."""
+    found = []
+    for option, title in _HASHED.items():
+        each = {patient.name: str(value) for patient in case.pair if (value := patient.option(option)) is not None}
+        sides = {role: {each[p.name] for p in case.of(role) if p.name in each} for role in _KV_ROLES}
+        if all(sides.values()) and sides["prefill"] != sides["decode"]:
+            text = ", ".join(f"{name} {value}" for name, value in each.items())
+            found.append(fail("", f"{title} differs ({text}): the handshake is refused", "Make both sides equal."))
+    blocks = {patient.name: size for patient in case.pair if (size := _block_size(patient))}
+    if len(set(blocks.values())) > 1:
+        text = ", ".join(f"{name} {size}" for name, size in blocks.items())
+        fix = "Use the larger --block-size on both sides."
+        found.append(warn("", f"block sizes differ ({text}): KV is converted, in many small descriptors", fix))
+    return found
+
+
+def _block_size(patient: Patient) -> int | None:
+    return patient.facts.block_size or patient.number("block-size")
+
+
+def compatibility_check(case: Case) -> list[Found]:
+    """enforce_handshake_compat false switches the only check of layouts off."""
+    return [
+        warn(
+            patient.name, "enforce_handshake_compat is off: a wrong layout gives wrong text, not an error", "Remove it."
+        )
+        for patient in case.pair
+        if patient.extra.get("enforce_handshake_compat") is False
+    ]
+
+
+def push_limits(case: Case) -> list[Found] | None:
+    """What push does not do."""
+    if case.mode != "push":
+        return None
+    found = []
+    for patient in case.pair:
+        if patient.extra.get("bidirectional_kv_xfer"):
+            found.append(fail(patient.name, "push and bidirectional_kv_xfer exclude each other", "Use pull for it."))
+        if (patient.number("decode-context-parallel-size") or 1) > 1:
+            found.append(fail(patient.name, "push does not work with decode context parallelism", "Use pull."))
+    for patient in case.of("decode"):
+        if (patient.number("pipeline-parallel-size") or 1) > 1:
+            found.append(fail(patient.name, "push does not write to a decode pipeline", "Use pull, or TP on decode."))
+    for patient in case.of("prefill"):
+        if patient.launch.transfer is not None and not patient.launch.transfer.get("engine_id"):
+            fix = "Set engine_id in --kv-transfer-config and give the proxy the same."
+            found.append(warn(patient.name, "has no fixed engine_id: a push proxy must know it beforehand", fix))
+    return found
+
+
+def bidirectional(case: Case) -> list[Found]:
+    """Bidirectional transfer needs both sides."""
+    on = {patient.name for patient, _ in case.handoffs() if patient.extra.get("bidirectional_kv_xfer")}
+    known = {patient.name for patient, _ in case.handoffs()}
+    if on and on != known:
+        off = ", ".join(sorted(known - on))
+        return [fail(off, "bidirectional_kv_xfer is on at the other side only", "Set it on prefill and on decode.")]
+    return []
+
+
+NEEDS_CONFIG = {"connector", "kv-role", "unknown-keys", "side-channel-port", "side-channel-host", "bidirectional"}
+RULES: dict[str, Rule] = {
+    "launch-unreadable": unread_launch,
+    "launch-port": launch_ports,
+    "mixed-modes": mixed_modes,
+    "connector": connectors,
+    "kv-role": kv_roles,
+    "unknown-keys": unknown_keys,
+    "side-channel-port": side_channel_ports,
+    "side-channel-host": side_channel_hosts,
+    "versions": versions,
+    "layout": layouts,
+    "handshake-check": compatibility_check,
+    "push-limits": push_limits,
+    "bidirectional": bidirectional,
+}

@@ -1,0 +1,291 @@
+"""Would the planned load be measured as meant? Slots, KV pool, leases, time-outs, caches, log lines."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+from pdbench.errors import UsageError
+from pdbench.littles_law.batch import Tpot
+from pdbench.littles_law.demand import Demand
+from pdbench.littles_law.steady import steady
+from pdbench.probe.doctor.case import Case, Patient
+from pdbench.probe.doctor.finding import Found, Rule, fail, unknown, warn
+from pdbench.quantities import count, positive, seconds, several
+
+LEASE_S = 30.0  # vLLM's kv_lease_duration
+DEFAULT_TOKENS = (16384, 128)  # what `sweep` sends at most without a recipe
+DEFAULT_CELL_S = 60.0
+
+
+class Planned(NamedTuple):
+    """The heaviest cell of the plan."""
+
+    qps: float | None
+    prompt_len: int
+    output_len: int
+    requests: float | None
+
+    @property
+    def tokens(self) -> int:
+        return self.prompt_len + self.output_len
+
+
+def planned(case: Case) -> Planned:
+    """From the recipe's [sweep]; what it leaves out are the command's own defaults."""
+    table = case.sweep
+    prompts = several(_texts(table.get("prompt_lens", DEFAULT_TOKENS[0])), "sweep.prompt_lens", count)
+    outputs = several(_texts(table.get("output_len", DEFAULT_TOKENS[1])), "sweep.output_len", count)
+    rates = several(_texts(table.get("rates", [])), "sweep.rates", positive)
+    qps = max(rates, default=None)
+    length_s = seconds(str(table.get("duration", DEFAULT_CELL_S)), "sweep.duration")
+    requests = table.get("num_prompts") or (qps and qps * length_s)
+    prompt, output = max(prompts), max(outputs)
+    if not table:  # no plan: as long as the default sweep, where the servers take that much
+        limits = [p.facts.max_model_len for p in case.patients if p.facts.max_model_len]
+        prompt = min([prompt, *(limit - output for limit in limits if limit > output)])
+    return Planned(qps, prompt, output, float(requests) if requests else None)
+
+
+def _texts(value: Any) -> list[str]:
+    return [str(one) for one in (value if isinstance(value, list) else [value])]
+
+
+def slots_known(case: Case) -> list[Found]:
+    """Without max_num_seqs slot waits cannot be told from slow transfers."""
+    return [
+        warn(
+            patient.name,
+            "its max_num_seqs is not known: no default page shows it",
+            "Give --max-num-seqs or max_num_seqs in the recipe, or start it with VLLM_SERVER_DEV_MODE=1.",
+        )
+        for patient in case.of("decode", "colocated")
+        if _slots(patient) is None
+    ]
+
+
+def slots_agree(case: Case) -> list[Found]:
+    """The recipe's max_num_seqs against the one that the server runs with."""
+    found = []
+    for patient in case.patients:
+        given, runs = patient.server.max_num_seqs, patient.facts.max_num_seqs or patient.number("max-num-seqs")
+        runs = runs * (patient.facts.dp_ranks or 1) if runs else None
+        if given and runs and given != runs:
+            fix = "Correct max_num_seqs in the recipe or on the command line."
+            found.append(fail(patient.name, f"max_num_seqs {given} was given, it runs with {runs}", fix))
+    return found
+
+
+def slots_demand(case: Case) -> list[Found]:
+    """Little's law before the first request: is the planned rate more than the slots can serve?"""
+    load, tpot_ms = planned(case), _tpot_ms(case)
+    decode = case.of("decode") or case.of("colocated")
+    slots = [_slots(patient) for patient in decode]
+    if load.qps is None or not slots or None in slots:
+        return []
+    if tpot_ms is None:
+        return [
+            unknown(
+                "no TPOT yet: nothing has been decoded, so the slots that the plan needs are not known",
+                "Give --tpot MS.",
+            )
+        ]
+    needed = load.qps * load.output_len * tpot_ms / 1000
+    held = sum(one for one in slots if one)
+    if needed < held:
+        return []
+    evidence = f"{load.qps:g} req/s x {load.output_len} tokens x {tpot_ms:.1f} ms need {needed:.1f} of {held} slots"
+    fix = f"Stay below {held / (load.output_len * tpot_ms / 1000):.2g} req/s or raise --max-num-seqs: means grow with"
+    return [warn("", f"{evidence}: that cell will not be steady", f"{fix} the run's length there.")]
+
+
+def pool(case: Case) -> list[Found]:
+    """max_num_seqs against the KV pool: slots without memory only move the queue."""
+    load, found = planned(case), []
+    for patient in case.of("decode", "colocated"):
+        blocks, size = patient.facts.num_kv_blocks, patient.facts.block_size
+        slots = _slots(patient)
+        if not blocks or not size or not slots:
+            found.append(unknown("its KV pool or its slots are not known", "", patient.name))
+            continue
+        tokens = blocks * size * (patient.facts.dp_ranks or 1)
+        fit = tokens // load.tokens
+        if fit < 1:
+            fix = "Choose shorter prompts, or give the server more KV memory."
+            found.append(
+                fail(patient.name, f"its KV pool of {tokens:,} tokens holds no request of {load.tokens:,}", fix)
+            )
+        elif fit < slots:
+            fix = "Lower --max-num-seqs, shorten the prompts, or give it more KV memory (FP8 KV cache, more GPUs)."
+            evidence = f"{slots} slots, but its KV pool of {tokens:,} tokens holds {fit} requests of {load.tokens:,}"
+            found.append(warn(patient.name, evidence, fix))
+    return found
+
+
+def context(case: Case) -> list[Found]:
+    """The longest request against max_model_len."""
+    load, found = planned(case), []
+    for patient in case.of("prefill", "decode", "colocated"):
+        limit = patient.facts.max_model_len or patient.number("max-model-len")
+        if limit and load.tokens > limit:
+            fix = "Choose shorter prompt_lens or output_len, or start it with a larger --max-model-len."
+            evidence = f"max_model_len {limit} is less than {load.prompt_len} + {load.output_len} tokens"
+            found.append(fail(patient.name, evidence, fix))
+    return found
+
+
+def lease(case: Case) -> list[Found] | None:
+    """How long prefill keeps KV against how long a request may wait before decode collects it."""
+    if not case.of("prefill"):
+        return None
+    waits_s = _longest_wait_s(case)
+    found = []
+    for patient in case.of("prefill"):
+        given = patient.extra.get("kv_lease_duration", LEASE_S)
+        if patient.transfer is None or not isinstance(given, int | float):
+            continue
+        if waits_s is None:
+            found.append(
+                unknown(
+                    "the wait for decode is not known: rate, slots or TPOT are missing", "Give --tpot MS.", patient.name
+                )
+            )
+        elif waits_s > given and case.mode == "push":
+            fix = "Raise kv_lease_duration above it, lower the rate, or add slots: freed KV is read with status 200."
+            found.append(fail(patient.name, f"lease {given:g} s, predicted decode wait {waits_s:.0f} s", fix))
+        elif waits_s > given:
+            fix = "Raise kv_lease_duration: decode renews it only once the request has reached it."
+            found.append(warn(patient.name, f"lease {given:g} s, predicted decode wait {waits_s:.0f} s", fix))
+    return found
+
+
+def _longest_wait_s(case: Case) -> float | None:
+    """p99 of the wait for a decode slot; of an overloaded run the wait of its last request."""
+    load, tpot_ms = planned(case), _tpot_ms(case)
+    slots = [_slots(patient) for patient in case.of("decode")]
+    if load.qps is None or tpot_ms is None or not slots or None in slots:
+        return None
+    pools = len(slots)
+    demand = Demand(load.qps / pools, float(load.output_len), Tpot(tpot_ms))
+    each = min(one for one in slots if one)
+    waits = steady(demand, each, simulate=False).waits
+    if waits is not None:
+        return waits.p99_s
+    return (load.requests or 0.0) / pools * (1 / demand.capacity_qps(each) - 1 / demand.qps)
+
+
+def _tpot_ms(case: Case) -> float | None:
+    """Mean time per output token: as given, else what the decode servers show so far."""
+    if case.tpot_ms is not None:
+        return case.tpot_ms
+    total = count_ = 0.0
+    for patient in case.of("decode", "colocated"):
+        total += patient.total("itl_s", "sum") or 0.0
+        count_ += patient.total("itl_s", "count") or 0.0
+    return 1000 * total / count_ if count_ else None
+
+
+def _slots(patient: Patient) -> int | None:
+    return patient.server.slots or patient.number("max-num-seqs")
+
+
+def prefix_caching(case: Case) -> list[Found]:
+    """A fixed seed replays prompts: with prefix caching on, the second run measures the cache."""
+    if case.sweep.get("seed") is None:
+        return []
+    on = []
+    for patient in case.of("prefill", "decode", "colocated"):
+        option = patient.option("enable-prefix-caching")
+        caching = patient.facts.prefix_caching if patient.facts.prefix_caching is not None else option
+        if caching is None and patient.launch.words:
+            caching = True  # vLLM's default
+        if caching in (True, "True", "true"):
+            on.append(patient.name)
+    if not on:
+        return []
+    fix = "Leave the seed out (fresh prompts every run), or start the servers with --no-enable-prefix-caching."
+    return [fail(", ".join(on), "prefix caching is on and the plan fixes its seed: a second run hits the cache", fix)]
+
+
+def failure_policy(case: Case) -> list[Found]:
+    """With `recompute` a failed handoff is a slow answer with status 200."""
+    return [
+        warn(
+            patient.name,
+            "kv_load_failure_policy is recompute: failed handoffs look like slow successes",
+            "Set it to fail while measuring, or watch decode-recomputed in the report.",
+        )
+        for patient, transfer in case.handoffs()
+        if transfer.get("kv_load_failure_policy") == "recompute"
+    ]
+
+
+def dead_settings(case: Case) -> list[Found]:
+    """Settings that no longer do anything."""
+    name = "VLLM_NIXL_ABORT_REQUEST_TIMEOUT"
+    return [
+        warn(patient.name, f"{name} has no effect since kv_lease_duration replaced it", "Set kv_lease_duration.")
+        for patient in case.pair
+        if patient.launch.env.get(name) is not None
+    ]
+
+
+def statistics(case: Case) -> list[Found]:
+    """What switches off what the report rests on."""
+    found = []
+    for patient in case.patients:
+        if patient.option("disable-log-stats") is True:
+            fix = "Remove --disable-log-stats: it removes the metrics too."
+            found.append(fail(patient.name, "--disable-log-stats: no vllm: series, so this side cannot be seen", fix))
+        if patient.variable("NIXL_TELEMETRY") in ("n", "N", "0", "false"):
+            fix = "Set NIXL_TELEMETRY=y: without it vLLM records no transfer times."
+            found.append(warn(patient.name, "NIXL telemetry is off: no transfer and no post time will be seen", fix))
+        ranks, servers = patient.number("data-parallel-size") or 1, patient.number("api-server-count")
+        if ranks > 1 and servers != 1 and patient.launch.words:
+            fix = "Scrape /metrics (pdbench does), or start it with --api-server-count 1 for the log lines."
+            evidence = f"{ranks} DP ranks: the periodic log, with its KV Transfer metrics line, is off"
+            found.append(warn(patient.name, evidence, fix))
+    return found
+
+
+def proxy_timeouts(case: Case) -> list[Found]:
+    """Time-outs on the proxy's command line against the longest answer of the plan."""
+    load, tpot_ms = planned(case), _tpot_ms(case)
+    longest_s = (_longest_wait_s(case) or 0.0) + load.output_len * (tpot_ms or 0.0) / 1000
+    needed_s = max(longest_s, 60.0)
+    return [
+        warn(
+            patient.name,
+            f"--{name} {value:g} s cuts requests that the plan may need {needed_s:.0f} s for",
+            "Raise it above the longest answer, queueing included.",
+        )
+        for patient in case.of("proxy")
+        for name, value in _timeouts(patient)
+        if value < needed_s
+    ]
+
+
+def _timeouts(patient: Patient) -> Iterator[tuple[str, float]]:
+    for name, text in patient.launch.flags.items():
+        if re.search(r"time-?out", name) and not re.search(r"keep-?alive|connect|graceful|shutdown", name):
+            try:
+                yield name, seconds(str(text), f"--{name}")
+            except UsageError:
+                continue
+
+
+NEEDS_PLAN = {"slots-demand", "context", "prefix-caching", "proxy-timeout"}
+RULES: dict[str, Rule] = {
+    "slots-known": slots_known,
+    "slots-agree": slots_agree,
+    "slots-demand": slots_demand,
+    "kv-pool": pool,
+    "context": context,
+    "lease": lease,
+    "prefix-caching": prefix_caching,
+    "failure-policy": failure_policy,
+    "dead-settings": dead_settings,
+    "statistics-off": statistics,
+    "proxy-timeout": proxy_timeouts,
+}

@@ -1,0 +1,178 @@
+"""Each rule that a recipe can break: broken by one edit it is named, and in the healthy recipe it passes."""
+
+# ruff: noqa: E501  (a broken recipe is one edit, easier to read on one line)
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pdbench.cli import main
+from pdbench.probe.doctor.command import entries_of
+from pdbench.probe.doctor.examine import RULES, judged, launches_of, on_paper
+from pdbench.probe.doctor.finding import Check
+from pdbench.probe.doctor.launch import launch_of
+from pdbench.recipe import TargetFlags, chosen, read_recipe
+
+HEALTHY = """
+mode = "pull"
+model = "m"
+max_num_seqs = 8
+
+[[server]]
+role = "proxy"
+url = "http://10.0.0.1:8192"
+launch = "python proxy.py --port 8192 --request-timeout 600"
+
+[[server]]
+role = "prefill"
+url = "http://10.0.0.2:8100"
+env = { VLLM_NIXL_SIDE_CHANNEL_HOST = "10.0.0.2", VLLM_NIXL_SIDE_CHANNEL_PORT = "5600" }
+launch = '''vllm serve m --port 8100 --max-model-len 32768 --dtype bfloat16 --block-size 64
+  --kv-transfer-config '{"kv_connector": "NixlConnector", "kv_role": "kv_producer", "engine_id": "p0", "kv_connector_extra_config": {"kv_lease_duration": 30}}'
+'''
+
+[[server]]
+role = "decode"
+url = "http://10.0.0.3:8200"
+env = { VLLM_NIXL_SIDE_CHANNEL_HOST = "10.0.0.3", VLLM_NIXL_SIDE_CHANNEL_PORT = "5600" }
+launch = '''vllm serve m --port 8200 --max-model-len 32768 --dtype bfloat16 --block-size 64 --max-num-seqs 8
+  --kv-transfer-config '{"kv_connector": "NixlConnector", "kv_role": "kv_consumer", "kv_connector_extra_config": {"kv_lease_duration": 30}}'
+'''
+
+[sweep]
+rates = [1, 4]
+prompt_lens = [16384]
+output_len = 128
+num_prompts = 400
+"""
+PUSH = (("NixlConnector", "NixlPushConnector"), ('mode = "pull"', 'mode = "push"'))
+DECODE = "--max-num-seqs 8\n"
+
+BROKEN: list[tuple[str, str, tuple[tuple[str, str], ...]]] = [
+    ("launch-unreadable", "fail", (('"kv_producer", "eng', '"kv_producer, "eng'),)),
+    ("launch-unreadable", "fail", (("--dtype bfloat16 --block-size 64\n", "--dtype 'bfloat16\n"),)),
+    ("launch-port", "fail", (("--port 8200", "--port 8201"),)),
+    ("mixed-modes", "fail", (('"NixlConnector", "kv_role": "kv_consumer"', '"NixlPushConnector", "kv_role": "kv_consumer"'),)),
+    ("mixed-modes", "fail", (('mode = "pull"', 'mode = "push"'),)),
+    ("connector", "fail", (('"NixlConnector", "kv_role": "kv_consumer"', '"LMCacheConnectorV1", "kv_role": "kv_consumer"'),)),
+    ("kv-role", "fail", (('"kv_role": "kv_consumer"', '"kv_role": "kv_producer"'),)),
+    ("kv-role", "warn", (('"kv_role": "kv_consumer"', '"kv_role": "kv_both"'),)),
+    ("kv-role", "fail", ((', "kv_role": "kv_consumer"', ""),)),
+    ("unknown-keys", "fail", (('"kv_role": "kv_consumer"', '"kv_role": "kv_consumer", "kv_rank": 1'),)),
+    ("side-channel-port", "fail", (("10.0.0.3", "10.0.0.2"),)),
+    ("side-channel-port", "fail", (("10.0.0.3", "10.0.0.2"), ('"5600" }\nlaunch = \'\'\'vllm serve m --port 8200', '"5601" }\nlaunch = \'\'\'vllm serve m --port 8200'), ("--port 8100", "--port 8100 --data-parallel-size 2 --api-server-count 1"))),
+    ("side-channel-host", "fail", (('VLLM_NIXL_SIDE_CHANNEL_HOST = "10.0.0.2", ', ""),)),
+    ("side-channel-host", "fail", (('VLLM_NIXL_SIDE_CHANNEL_HOST = "10.0.0.2"', 'VLLM_NIXL_SIDE_CHANNEL_HOST = "0.0.0.0"'),)),
+    ("layout", "fail", (("--dtype bfloat16 --block-size 64 --max", "--dtype float16 --block-size 64 --max"),)),
+    ("layout", "warn", (("--block-size 64 --max-num-seqs", "--block-size 16 --max-num-seqs"),)),
+    ("handshake-check", "warn", (('{"kv_lease_duration": 30}', '{"enforce_handshake_compat": false}'),)),
+    ("push-limits", "fail", (*PUSH, (DECODE, "--max-num-seqs 8 --pipeline-parallel-size 2\n"))),
+    ("push-limits", "fail", (*PUSH, ('{"kv_lease_duration": 30}', '{"bidirectional_kv_xfer": true}'))),
+    ("push-limits", "warn", (*PUSH, (', "engine_id": "p0"', ""))),
+    ("bidirectional", "fail", (('"kv_consumer", "kv_connector_extra_config": {', '"kv_consumer", "kv_connector_extra_config": {"bidirectional_kv_xfer": true, '),)),
+    ("slots-known", "warn", (("max_num_seqs = 8\n", ""), (DECODE, "\n"))),
+    ("slots-agree", "fail", ((DECODE, "--max-num-seqs 4\n"),)),
+    ("slots-demand", "warn", (("rates = [1, 4]", "rates = [1, 8]"),)),
+    ("context", "fail", (("--max-model-len 32768", "--max-model-len 16384"),)),
+    ("lease", "warn", (("rates = [1, 4]", "rates = [1, 40]"),)),
+    ("lease", "fail", (*PUSH, ("rates = [1, 4]", "rates = [1, 40]"))),
+    ("prefix-caching", "fail", (("[sweep]", "[sweep]\nseed = 1"),)),
+    ("failure-policy", "warn", (('"kv_role": "kv_consumer"', '"kv_role": "kv_consumer", "kv_load_failure_policy": "recompute"'),)),
+    ("dead-settings", "warn", (('VLLM_NIXL_SIDE_CHANNEL_PORT = "5600" }', 'VLLM_NIXL_ABORT_REQUEST_TIMEOUT = "480" }'),)),
+    ("statistics-off", "fail", ((DECODE, "--max-num-seqs 8 --disable-log-stats\n"),)),
+    ("statistics-off", "warn", ((DECODE, "--max-num-seqs 8 --data-parallel-size 2\n"), ("max_num_seqs = 8\n", "max_num_seqs = 16\n"))),
+    ("statistics-off", "warn", (('VLLM_NIXL_SIDE_CHANNEL_PORT = "5600" }', 'NIXL_TELEMETRY = "n" }'),)),
+    ("proxy-timeout", "warn", (("--request-timeout 600", "--request-timeout 5s"),)),
+]  # fmt: skip
+
+
+def checks_of(text: str, folder: Path, tpot_ms: float = 10.4) -> list[Check]:
+    path = folder / "recipe.toml"
+    path.write_text(text)
+    recipe = read_recipe(path)
+    flags = TargetFlags(recipe=path)
+    deployment = chosen(flags, recipe)[0]
+    case = on_paper(deployment, launches_of(entries_of(recipe, flags)), recipe.sweep)
+    return judged(replace(case, tpot_ms=tpot_ms))
+
+
+def edited(edits: tuple[tuple[str, str], ...]) -> str:
+    text = HEALTHY
+    for old, new in edits:
+        assert old in text, old
+        text = text.replace(old, new)
+    return text
+
+
+@pytest.mark.parametrize(("rule", "level", "edits"), BROKEN, ids=[f"{one[0]}-{i}" for i, one in enumerate(BROKEN)])
+def test_a_broken_recipe_names_the_rule_with_a_fix(
+    rule: str, level: str, edits: tuple[tuple[str, str], ...], tmp_path: Path
+) -> None:
+    found = [check for check in checks_of(edited(edits), tmp_path) if check.rule == rule and check.level == level]
+    assert found and all(check.evidence and check.fix for check in found)
+
+
+def test_the_healthy_recipe_fails_and_warns_of_nothing(tmp_path: Path) -> None:
+    checks = checks_of(HEALTHY, tmp_path)
+    assert not [check for check in checks if check.level in ("fail", "warn")]
+    passed = {check.rule for check in checks if check.level == "pass"}
+    assert {rule for rule, _, edits in BROKEN if PUSH[0] not in edits} - {"push-limits"} <= passed
+
+
+def test_a_healthy_push_recipe_passes_the_push_rules(tmp_path: Path) -> None:
+    checks = checks_of(edited(PUSH), tmp_path)
+    assert not [check for check in checks if check.level in ("fail", "warn")]
+    assert "push-limits" in {check.rule for check in checks if check.level == "pass"}
+
+
+@pytest.mark.parametrize(
+    ("command", "flags"),
+    [
+        ("vllm serve m --max-num-seqs 8 --enforce-eager", {"max-num-seqs": "8", "enforce-eager": True}),
+        ("A=1 vllm serve m --max_num_seqs=8 --no-enable-prefix-caching", {"max-num-seqs": "8", "enable-prefix-caching": False}),
+        ("vllm serve m \\\n  --port 1", {"port": "1"}),
+        (
+            "vllm serve --kv-transfer-config.kv_connector X --kv-transfer-config.kv_connector_extra_config.a 3",
+            {"kv-transfer-config": {"kv_connector": "X", "kv_connector_extra_config": {"a": 3}}},
+        ),
+    ],
+)  # fmt: skip
+def test_command_lines_as_people_write_them(command: str, flags: dict[str, Any]) -> None:
+    assert launch_of(command, {}).flags == flags
+
+
+def test_on_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A recipe that is not up is judged by what it says: exit 1 with a failing rule, 0 without, JSON either way."""
+    path = tmp_path / "recipe.toml"
+    local = HEALTHY.replace("10.0.0.1:8192", "127.0.0.1:1").replace("--port 8192", "--port 1")
+    for name, port in (("10.0.0.2", 8100), ("10.0.0.3", 8200)):
+        local = local.replace(f"http://{name}:{port}", f"http://127.0.0.1:{port - 8090}")
+        local = local.replace(f"--port {port}", f"--port {port - 8090}")
+    path.write_text(local)
+    assert main(["doctor", "--recipe", str(path), "--tpot", "5", "--json"]) == 0
+    document = json.loads(capsys.readouterr().out)
+    assert document["fail"] == 0 and len(document["checks"]) == sum(
+        document[level] for level in ("fail", "warn", "unknown", "pass")
+    )
+    path.write_text(local.replace('"kv_role": "kv_consumer"', '"kv_role": "kv_producer"'))
+    assert main(["doctor", "--recipe", str(path)]) == 1
+    printed = capsys.readouterr()
+    assert "kv-role" in printed.out and "kv-role" in printed.err
+
+
+def test_every_rule_says_what_it_is_about() -> None:
+    assert all(rule.__doc__ for rule in RULES.values())
+
+
+def test_nothing_to_look_at_is_not_a_pass() -> None:
+    """Servers that show no configuration: what rests on it is unknown."""
+    from pdbench.deployment import build
+
+    case = on_paper(build("t", [("proxy", "h:1"), ("prefill", "h:2"), ("decode", "h:3")]), {}, {})
+    levels = {check.rule: check.level for check in judged(case)}
+    assert {levels[rule] for rule in ("connector", "kv-role", "side-channel-port", "mixed-modes")} == {"unknown"}
