@@ -25,8 +25,9 @@ class Figure:
     """A figure document, what it shows in words (for those who don't see it), and what is not in it.
 
     `other` is a second way to look at it: what a button is called, and the layout that it puts in place. `choices` are
-    documents to pick from, each with its name, the first one being `document`; `choice_of` says what is picked. `keys`
-    are the colours of a legend that the page writes itself.
+    what can be picked, each with its name, its data and the layout that it lays over that of `document`, which shows
+    the one that is `chosen`; `choice_of` says what is picked. `keys` are the colours of a legend that the page writes
+    itself. `role` is `application` where a figure takes keys.
     """
 
     title: str
@@ -37,6 +38,8 @@ class Figure:
     keys: tuple[tuple[str, str], ...] = ()
     choices: tuple[tuple[str, dict[str, Any]], ...] = ()
     choice_of: str = ""
+    chosen: int = 0
+    role: str = "img"
 
 
 def plain(text: object) -> str:
@@ -97,17 +100,18 @@ def document(traces: Sequence[Any], **layout: Any) -> dict[str, Any]:
     styled = {name: {**axis, **given, "title": {**title, **given.get("title", {})}} for name, given in axes.items()}
     layout["legend"] = {**base.pop("legend"), **layout.get("legend", {})}
     figure = go.Figure(list(traces), go.Layout({**base, **layout, **styled}))
-    made: dict[str, Any] = _small(figure.to_plotly_json())
+    made: dict[str, Any] = small(figure.to_plotly_json())
     return made
 
 
-def _small(value: Any) -> Any:
+def small(value: Any) -> Any:
+    """Plain lists, and numbers of five digits."""
     if isinstance(value, Mapping):
-        return {key: _small(item) for key, item in value.items()}
+        return {key: small(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_small(item) for item in value]
+        return [small(item) for item in value]
     if hasattr(value, "tolist"):
-        return _small(value.tolist())
+        return small(value.tolist())
     return float(f"{value:.5g}") if isinstance(value, float) else value
 
 
@@ -137,3 +141,18 @@ def count_axis(highest: float) -> dict[str, Any]:
     """An axis of whole numbers from zero, with a little room above."""
     step = next(step * 10**k for k in range(9) for step in (1, 2, 5) if highest <= 5 * step * 10**k)
     return {"range": [0, max(highest, 1) * 1.12], "dtick": step, "tickformat": ",d"}
+
+
+def slo_line(limit_ms: float, metric: str) -> dict[str, Any]:
+    """A line across a figure at what a request must meet."""
+    label = {"text": f"SLO {metric} {short(limit_ms)} ms", "textposition": "end", "yanchor": "top"}
+    return {
+        "type": "line",
+        "xref": "x domain",
+        "x0": 0,
+        "x1": 1,
+        "y0": limit_ms,
+        "y1": limit_ms,
+        "line": {"color": "var(--ok)", "width": 1.5, "dash": "dashdot"},
+        "label": {**label, "font": {"color": "var(--ok)", "size": 11}},
+    }

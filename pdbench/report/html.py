@@ -2,14 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
 
-from pdbench.report import heat, load_figures, measured, series, tables, time_figures, wording
+from pdbench.report import (
+    capacity_figures,
+    explorer,
+    heat,
+    load_figures,
+    measured,
+    series,
+    split_figures,
+    tables,
+    time_figures,
+    wording,
+)
 from pdbench.report.figures import Figure
 from pdbench.report.markup import Child, Markup, tag
 from pdbench.report.page import missing, page, placed, section
 from pdbench.report.wording import CellSummary, Summary, clean, place, verdict_mark
 from pdbench.run import Run
+
+if TYPE_CHECKING:
+    import pandas
 
 SPOKEN_CELLS = 24
 
@@ -32,6 +47,7 @@ def _sections(summary: Summary, run: Run, drawn: list[Figure]) -> list[tuple[str
     several = len(wording.targets(summary)) > 1
     if not cells:
         return [("measured", "How it was measured", [measured.measured(summary, run.document)])]
+    requests, chunks = run.table("requests"), run.table("chunks")
     return [
         (
             "grid",
@@ -44,9 +60,11 @@ def _sections(summary: Summary, run: Run, drawn: list[Figure]) -> list[tuple[str
             ],
         ),
         ("split", "Where TTFT went", _split(cells, several, drawn)),
-        ("latency", "Latency against load", _latency(cells, drawn)),
+        ("latency", "Latency against load", _latency(cells, _limits(summary), drawn)),
+        ("capacity", "Slots and rates against load", _capacity(cells, wording.slos(summary), drawn)),
         ("time", "Waiting and running over time", _time(cells, run, drawn)),
-        ("itl", "Gaps between tokens", _gaps(cells, run, drawn)),
+        ("itl", "Gaps between tokens", _gaps(cells, requests, chunks, drawn)),
+        ("each", "Each request", _each(cells, requests, chunks, _limits(summary).get("ttft"), drawn)),
         ("validity", "Validity", [tables.validity(cells, several)]),
         ("diagnosis", "Diagnosis", [tables.diagnosis(cells, several)]),
         ("measured", "How it was measured", [measured.measured(summary, run.document), _terms()]),
@@ -130,22 +148,36 @@ def _notes(cells: Sequence[CellSummary], several: bool) -> Markup | None:
     )
 
 
+def _limits(summary: Summary) -> dict[str, float]:
+    """The SLOs in ms by metric."""
+    given = (summary.get("plan") or {}).get("goodput_ms") or {}
+    return {str(name): float(limit) for name, limit in given.items()}
+
+
 def _split(cells: Sequence[CellSummary], several: bool, drawn: list[Figure]) -> list[Child]:
-    figure = load_figures.split_figure(cells, several)
-    if figure is None:
+    bars, steps = split_figures.split_figure(cells, several), split_figures.waterfall(cells, several)
+    if bars is None or steps is None:
         return [missing("the parts of TTFT: no metrics page of prefill or decode was scraped")]
     note = "Means add, percentiles do not: this is the mean. Hatched bars belong to cells that are void or cut short; "
     note += "crossed grey is what no measured part explains, left of zero where parts overlap."
-    return [placed(figure, drawn), tag("p", note, class_="note"), tables.split(cells, several)]
+    return [placed(bars, drawn), tag("p", note, class_="note"), placed(steps, drawn), tables.split(cells, several)]
 
 
-def _latency(cells: Sequence[CellSummary], drawn: list[Figure]) -> list[Child]:
-    found = load_figures.latency_figures(cells)
+def _latency(cells: Sequence[CellSummary], slos_ms: Mapping[str, float], drawn: list[Figure]) -> list[Child]:
+    found = load_figures.latency_figures(cells, slos_ms)
     if not found:
         return [missing("latency: no request was answered, or too few for a percentile")]
     note = "Whiskers are 95% intervals; where none goes up, the sample gives no upper bound. "
     note += "Hollow markers are void cells and cut ones, which no line passes through."
-    return [tag("div", [placed(figure, drawn) for figure in found], class_="panels"), tag("p", note, class_="note")]
+    return [_panels(found, drawn), tag("p", note, class_="note")]
+
+
+def _capacity(cells: Sequence[CellSummary], slos: str, drawn: list[Figure]) -> list[Child]:
+    found, left_out = capacity_figures.capacity_figures(cells, slos)
+    if not found:
+        return [missing("slots and rates: no request was answered")]
+    note = f"{wording.counted(left_out, 'more prompt length')} in the table of cells." if left_out else None
+    return [_panels(found, drawn, " two"), tag("p", note, class_="note") if note else None]
 
 
 def _time(cells: Sequence[CellSummary], run: Run, drawn: list[Figure]) -> list[Child]:
@@ -157,17 +189,31 @@ def _time(cells: Sequence[CellSummary], run: Run, drawn: list[Figure]) -> list[C
     return [placed(figure, drawn) for figure in time_figures.time_figures(lines, series.windows(run), of, slots)]
 
 
-def _gaps(cells: Sequence[CellSummary], run: Run, drawn: list[Figure]) -> list[Child]:
-    found = time_figures.gap_figures(series.gap_curves(run), cells)
+def _gaps(
+    cells: Sequence[CellSummary], requests: pandas.DataFrame, chunks: pandas.DataFrame, drawn: list[Figure]
+) -> list[Child]:
+    found = time_figures.gap_figures(series.gap_curves(requests, chunks), cells)
     if not found:
         return [missing("gaps between tokens: no answer had two tokens")]
     note = (
         "Where a curve crosses 1%, one gap in a hundred is longer. Dotted curves are cells that are void or cut short."
     )
-    return [
-        tag("div", [placed(figure, drawn) for figure in found], class_="panels two"),
-        tag("p", note, class_="note"),
-    ]
+    return [_panels(found, drawn, " two"), tag("p", note, class_="note")]
+
+
+def _each(
+    cells: Sequence[CellSummary],
+    requests: pandas.DataFrame,
+    chunks: pandas.DataFrame,
+    slo_ms: float | None,
+    drawn: list[Figure],
+) -> list[Child]:
+    found = explorer.explorer(cells, requests, chunks, slo_ms)
+    return [missing("single requests: the run has none")] if found is None else explorer.section_of(found, drawn)
+
+
+def _panels(figures: Sequence[Figure], drawn: list[Figure], kind: str = "") -> Markup:
+    return tag("div", [placed(figure, drawn) for figure in figures], class_=f"panels{kind}")
 
 
 _TERMS = (

@@ -1,93 +1,39 @@
-"""Figures of what the load did: the TTFT split of each cell, and latency against load."""
+"""Figures of what the load did: latency against load, with the SLO where there is one."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import plotly.graph_objects as go
 
 from pdbench.report import wording
-from pdbench.report.figures import Figure, Group, document, group_name, groups, load_axis, load_name, log_axis, plain
+from pdbench.report.figures import Figure, Group, document, group_name, groups, load_axis, log_axis, plain, slo_line
 from pdbench.report.wording import (
     CellSummary,
     counted,
     interval,
     is_unsound,
     load,
-    number_of_tokens,
+    short,
     statistic,
     verdict_mark,
 )
 
-PART_COLOURS = {part: f"var(--part-{i})" for i, part in enumerate(wording.SPLIT_PARTS)}
 SYMBOLS = ("circle", "square", "diamond", "triangle-up", "x", "star", "triangle-down")
 DASHES = ("solid", "dash", "dot", "dashdot")
 LINE_COLOURS = 7
+SLO_IN_SIGHT = 3  # times the highest value: a line further up would press the values flat
 
 
-def tick(cell: CellSummary, several_targets: bool) -> str:
-    """The short name of a cell on an axis: `#3 . 8 req/s . 16,384`."""
-    parts = [f"#{cell.get('cell', '?')}", load_name(cell), number_of_tokens(cell.get("prompt_len"))]
-    parts += [plain(cell.get("target", ""))] if several_targets else []
-    parts += {"void": ["VOID"], "cut": ["cut"], "none": ["no answer"]}.get(verdict_mark(cell), [])
-    return " \u00b7 ".join(parts)
-
-
-def split_figure(cells: Sequence[CellSummary], several_targets: bool) -> Figure | None:
-    """One bar a cell, stacked from the parts of its mean TTFT; void cells are hatched, the unexplained crossed."""
-    known = [cell for cell in cells if wording.split(cell)]
-    if not known:
-        return None
-    parts = dict.fromkeys(part for cell in known for part in wording.split(cell))
-    names = [tick(cell, several_targets) for cell in known]
-    void = [is_unsound(cell) for cell in known]
-    traces = []
-    ordered = sorted(parts, key=lambda part: part == "unexplained")
-    for part in ordered:
-        shapes = ["x" if part == "unexplained" else "/" if is_void else "" for is_void in void]
-        pattern = {"shape": shapes, "fillmode": "overlay", "fgcolor": "var(--panel)", "size": 6, "solidity": 0.3}
-        colour = PART_COLOURS.get(part, "var(--muted)")
-        values = [wording.split(cell).get(part) for cell in known]
-        said = [f"{wording.tenths(value)} ms" for value in values]
-        traces.append(
-            go.Bar(
-                y=names,
-                x=values,
-                name=plain(wording.part_name(part)),
-                orientation="h",
-                marker={"color": colour, "line": {"color": "var(--panel)", "width": 1}, "pattern": pattern},
-                customdata=said,
-                hovertemplate="%{y}<br>%{fullData.name}: %{customdata}<extra></extra>",
-            )
-        )
-    made = document(
-        traces,
-        barmode="relative",
-        height=84 + 26 * len(known),
-        bargap=0.25,
-        showlegend=False,
-        xaxis={"title": {"text": "mean TTFT, ms"}, "tickformat": ",~f"},
-        yaxis={"autorange": "reversed", "showgrid": False},
-    )
-    shares = {"barnorm": "percent", "xaxis": {"title": {"text": "share of mean TTFT"}, "ticksuffix": "%"}}
-    spoken = (
-        f"Stacked bars of the parts of mean TTFT for {counted(len(known), 'cell')}; the numbers are in the table below."
-    )
-    missing = len(cells) - len(known)
-    note = f"Not measured in {missing} of {counted(len(cells), 'cell')}." if missing else ""
-    keys = tuple((trace.marker.color, wording.part_name(part)) for trace, part in zip(traces, ordered, strict=True))
-    return Figure("", spoken, made, note, ("as shares of TTFT", shares) if len(known) > 1 else None, keys)
-
-
-def latency_figures(cells: Sequence[CellSummary]) -> list[Figure]:
+def latency_figures(cells: Sequence[CellSummary], slos_ms: Mapping[str, float]) -> list[Figure]:
     """TTFT and TPOT against the load, one line a prompt length; void cells hollow and off the line."""
     top = wording.highest_percentile(cells, "ttft")
     panels = dict.fromkeys((("p50", "ttft"), (top, "ttft"), ("p50", "tpot")))
-    return [figure for quantile, metric in panels if (figure := _latency(cells, quantile, metric)) is not None]
+    return [figure for quantile, metric in panels if (figure := _latency(cells, quantile, metric, slos_ms)) is not None]
 
 
-def _latency(cells: Sequence[CellSummary], quantile: str, metric: str) -> Figure | None:
+def _latency(cells: Sequence[CellSummary], quantile: str, metric: str, slos_ms: Mapping[str, float]) -> Figure | None:
     title = f"{metric.upper()} {'median' if quantile == 'p50' else quantile}"
     found = groups(cells)
     traces = [t for i, group in enumerate(found) for t in _lines(found[group], group, list(found), quantile, metric, i)]
@@ -106,7 +52,11 @@ def _latency(cells: Sequence[CellSummary], quantile: str, metric: str) -> Figure
         axis = log_axis(min(values) * 0.7, max([*values, *highs]) * 1.4)
     axis["title"] = {"text": f"{title}, ms"}
     height = 300 + 29 * -(-len(found) // 2)  # two names of the legend stand side by side
-    made = document(traces, height=height, showlegend=len(found) > 1, xaxis=load_axis(cells), yaxis=axis)
+    limit = slos_ms.get(metric)
+    near = limit is not None and limit <= SLO_IN_SIGHT * max(values)
+    notes += [f"The SLO, {short(limit)} ms, lies far above."] if limit is not None and not near else []
+    shapes = [slo_line(limit, metric.upper())] if limit is not None and near else []
+    made = document(traces, height=height, showlegend=len(found) > 1, xaxis=load_axis(cells), yaxis=axis, shapes=shapes)
     drawn = f"{counted(len(found), 'line')} by prompt length, {counted(len(values), 'cell')}"
     spoken = f"{title} in ms against the load; {drawn}."
     return Figure(title, spoken, made, " ".join(notes))

@@ -37,7 +37,8 @@
   function draw(index) {
     const place = placeOf(index);
     const figure = figures[index];
-    const chosen = figure.choices[place.dataset.choice || 0] || figure;
+    const choice = figure.choices[place.dataset.choice] || { layout: {} };
+    const chosen = { data: choice.data || figure.data, layout: over(figure.layout, choice.layout) };
     const drawn = coloured({ ...chosen, other: figure.other }, getComputedStyle(document.documentElement));
     const layout = place.dataset.other ? over(drawn.layout, drawn.other) : drawn.layout;
     // A finger that scrolls the page must not zoom a figure.
@@ -93,6 +94,9 @@
     document.getElementById(select.dataset.figure).dataset.choice = select.value;
   });
 
+  // Other scripts of the page fill figures before they are drawn.
+  window.pdbench = { figures, draw };
+  window.dispatchEvent(new Event("figures"));
   drawInTurn();
   window.matchMedia("(prefers-color-scheme: dark)").addEventListener("change", drawInTurn);
   window.addEventListener("beforeprint", () => print(true));

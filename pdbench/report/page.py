@@ -22,9 +22,8 @@ def page(
     subtitle: str,
     body: Sequence[Child],
     drawn: Sequence[Figure] = (),
-    scripts: Sequence[Markup] = (),
 ) -> str:
-    """A whole document. `drawn` are the figures that `placed` put into `body`; `scripts` run first."""
+    """A whole document. `drawn` are the figures that `placed` put into `body`;"""
     head = tag(
         "head",
         tag("meta", charset="utf-8"),
@@ -38,7 +37,7 @@ def page(
         "header", tag("h1", tag("span", "pdbench", class_="brand"), " ", heading), tag("p", subtitle, class_="note")
     )
     skip = tag("a", "Skip to the verdict", href="#verdict", class_="skip")
-    whole = tag("body", skip, top, tag("main", body), _figures(drawn), scripts, tag("script", Markup(part("page.js"))))
+    whole = tag("body", skip, top, tag("main", body), _figures(drawn), tag("script", Markup(part("page.js"))))
     return f'<!doctype html>\n<html lang="en">{joined([head, whole])}</html>\n'
 
 
@@ -57,11 +56,20 @@ def placed(figure: Figure, drawn: list[Figure]) -> Markup:
     name = f"figure-{len(drawn) - 1}"
     height = figure.document["layout"].get("height", 330)
     plot = tag(
-        "div", class_="plot", id=name, tabindex="0", role="img", aria_label=figure.spoken, style=f"height:{height}px"
+        "div",
+        class_="plot",
+        id=name,
+        tabindex="0",
+        role=figure.role,
+        aria_label=figure.spoken,
+        style=f"height:{height}px",
     )
     controls: list[Child] = []
     if figure.choices:
-        options = [tag("option", choice, value=place) for place, (choice, _) in enumerate(figure.choices)]
+        options = [
+            tag("option", choice, value=place, selected=place == figure.chosen)
+            for place, (choice, _) in enumerate(figure.choices)
+        ]
         controls.append(tag("label", f"{figure.choice_of} ", tag("select", options, data_figure=name)))
     if figure.other:
         controls.append(tag("button", figure.other[0], type="button", aria_pressed="false", data_figure=name))

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from pdbench.run import Run
 
-MAX_POINTS = 2000
+if TYPE_CHECKING:
+    import pandas
+
+MAX_POINTS = 500  # a line's; few screens have more than twice as many columns
 CURVE_POINTS = 120
 ONE_READ_MS = 0.1  # gaps below this are events that one read of the socket brought: the client's time, not the server's
 Floats = NDArray[np.float64]
@@ -101,11 +104,9 @@ def thinned(t: Floats, value: Floats, limit: int = MAX_POINTS) -> tuple[Floats, 
     return t[index], value[index]
 
 
-def gap_curves(run: Run) -> dict[int, GapCurve]:
+def gap_curves(requests: pandas.DataFrame, chunks: pandas.DataFrame) -> dict[int, GapCurve]:
     """For each cell the tail of its inter-token latencies, over all repeats, at no more than CURVE_POINTS points."""
-    requests = run.table("requests")
     cell_of: Mapping[str, Any] = dict(zip(requests["request_id"], requests["cell"], strict=True))
-    chunks = run.table("chunks")
     gaps: dict[int, list[Floats]] = {}
     for request_id, offsets in zip(chunks["request_id"], chunks["offset_s"], strict=True):
         cell = cell_of.get(request_id)
