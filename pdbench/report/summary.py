@@ -112,18 +112,21 @@ def cell_summary(cell: Measured, tpot0_ms: float | None = None) -> dict[str, Any
         "notes": _notes(cell, split),
         "validity": [finding.document() for finding in validity],
         "diagnosis": [cause.document() for cause in causes],
-        "repeats": [_repeat(part, single, own) for (part, single), (_, own) in zip(alone, found, strict=True)],
+        "repeats": [
+            _repeat(part, single, own, whole if len(alone) == 1 else figures(single))
+            for (part, single), (_, own) in zip(alone, found, strict=True)
+        ],
     }
     entry["verdict"] = cell_verdict(_clean(entry))
     return entry
 
 
-def _repeat(part: Part, single: Measured, found: Sequence[Finding]) -> dict[str, Any]:
+def _repeat(part: Part, single: Measured, found: Sequence[Finding], own: Mapping[str, Any]) -> dict[str, Any]:
     return {
         "repeat": part.repeat,
         "seed": part.entry.get("seed"),
         "state": part.entry.get("state"),
-        **figures(single),
+        **own,
         **_split_keys(split_of(single)),
         "slots": _slot_keys(slots_of(single)),
         **_growth(single),

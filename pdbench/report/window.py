@@ -184,8 +184,9 @@ class Metrics:
         """The pages of `target` over one cell, from the last scrape before it to the first after it."""
         before = max((e for _, e in self.edges if e <= start), default=-np.inf)
         after = min((s for s, _ in self.edges if s >= end), default=np.inf)
-        frame = self.frame
-        rows = frame[(frame["target"] == target) & (frame["t"] >= before) & (frame["t"] <= after)]
+        t = self.frame["t"].to_numpy()
+        rows = self.frame[(t >= before) & (t <= after)]
+        rows = rows[rows["target"] == target]
         pages = [
             page
             for (server, role), part in rows.groupby(["server", "role"], observed=True, sort=True)

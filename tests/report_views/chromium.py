@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import os
 import shutil
 import subprocess
 import tempfile
@@ -20,6 +21,10 @@ FLAGS = (
     "--disable-component-update --disable-sync --disable-dev-shm-usage --remote-debugging-port=0"
 )
 START_LIMIT_S = 30.0
+ROOT = Path(__file__).parents[2]
+AXE = Path(os.environ.get("PDBENCH_WORK", ROOT / ".work")) / "axe/node_modules/axe-core/axe.min.js"
+ALL_DRAWN = """new Promise(done => (function look() {
+    document.querySelector('.plot:not([data-drawn])') ? setTimeout(look, 20) : done(true) })())"""
 
 
 class Page:
@@ -69,6 +74,21 @@ class Page:
         result = await self.call("Runtime.evaluate", expression=script, returnByValue=True, awaitPromise=True)
         assert "exceptionDetails" not in result, result
         return result["result"].get("value")
+
+    async def key(self, name: str) -> None:
+        for kind in ("keyDown", "keyUp"):
+            await self.call("Input.dispatchKeyEvent", type=kind, key=name, code=name)
+
+    async def click(self, selector: str) -> None:
+        """A real click of the mouse in the middle of the first element that matches."""
+        middle = await self.run(
+            f"""(() => {{ const found = document.querySelector({selector!r}); found.scrollIntoView({{block: "center"}});
+            const box = found.getBoundingClientRect(); return [box.x + box.width / 2, box.y + box.height / 2]; }})()"""
+        )
+        for kind in ("mouseMoved", "mousePressed", "mouseReleased"):
+            await self.call(
+                "Input.dispatchMouseEvent", type=kind, x=middle[0], y=middle[1], button="left", clickCount=1
+            )
 
     async def picture(self, path: Path) -> None:
         shot = await self.call("Page.captureScreenshot", captureBeyondViewport=True, fromSurface=True)

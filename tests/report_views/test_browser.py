@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from pdbench.report.html import render_html
-from tests.report_views.chromium import BINARY, Page, chromium
+from tests.report_views.chromium import ALL_DRAWN, AXE, BINARY, Page, chromium
 from tests.report_views.made_run import bare_summary, grid_summary, run_of
 
 pytestmark = [
@@ -19,8 +19,6 @@ pytestmark = [
 HOSTILE = "<img src=x onerror=\"window.pwned=1\"></script><script>window.pwned=1</script><a href='javascript:1'>%{y}"
 DRAWN = """Array.from(document.querySelectorAll('.plot')).map(plot =>
     plot.querySelectorAll('svg .trace, svg .point, svg .scatterlayer path').length)"""
-ALL_DRAWN = """new Promise(done => (function look() {
-    document.querySelector('.plot:not([data-drawn])') ? setTimeout(look, 20) : done(true) })())"""
 COLOURS = "[getComputedStyle(document.body).color, document.querySelector('.plot .xtick text').style.fill]"
 TITLE = "document.querySelector('.plot .xtitle').textContent"
 PRESSED = "document.querySelector('button[data-figure]').getAttribute('aria-pressed')"
@@ -58,9 +56,10 @@ async def check(page: Page, file: Path, figures: int) -> None:
 
 
 def test_pages_draw_log_nothing_and_fetch_nothing(tmp_path):
-    # Split, three latencies, waiting and running of each target, ITL of each prompt length and target.
-    pages = [(written(tmp_path, "hostile", hostile()), 1 + 3 + 2 + 2)]
-    pages += [(written(tmp_path, "one", grid_summary(rates=(8,), lens=(16384,))), 1 + 3 + 1 + 1)]
+    # Split and waterfall, three latencies, slots and rates, waiting and running of each target, ITL of each prompt
+    # length and target, each request.
+    pages = [(written(tmp_path, "hostile", hostile()), 2 + 3 + 4 + 2 + 2 + 1)]
+    pages += [(written(tmp_path, "one", grid_summary(rates=(8,), lens=(16384,))), 2 + 3 + 2 + 1 + 1 + 1)]
     pages += [(written(tmp_path, "bare", bare_summary()), 0)]
 
     async def look() -> None:
@@ -94,5 +93,50 @@ def test_figures_follow_the_reader(tmp_path):
             await page.run("document.querySelector('button[data-figure]').click()")
             assert await page.run(f"[{TITLE}, {PRESSED}]") == ["share of mean TTFT", "true"]
             assert page.complaints() == []
+
+    asyncio.run(look())
+
+
+SERIOUS = """axe.run(document, {resultTypes: ["violations"]}).then(found => found.violations
+    .filter(fault => ["serious", "critical"].includes(fault.impact))
+    .map(fault => fault.id + ": " + fault.nodes.map(node => node.target.join(" ")).join(", ")))"""
+
+
+@pytest.mark.skipif(
+    not AXE.exists(), reason="no axe-core here: npm install --prefix .work/axe axe-core (as .ci/run does)"
+)
+@pytest.mark.parametrize("dark", [False, True])
+def test_axe_finds_no_serious_fault(tmp_path, dark):
+    pages = [written(tmp_path, "grid", grid_summary()), written(tmp_path, "hostile", hostile())]
+
+    async def look() -> None:
+        async with chromium() as page:
+            for file in pages:
+                await page.open(file, dark=dark)
+                await page.run(ALL_DRAWN)
+                await page.run(AXE.read_text() + "; true")
+                assert await page.run(SERIOUS) == []
+                # The twin: a fault that is put there is found.
+                await page.run("document.body.append(document.createElement('input'))")
+                assert await page.run(SERIOUS) == ["label: input"]
+
+    asyncio.run(look())
+
+
+def test_a_print_has_every_figure_and_no_control(tmp_path):
+    file = written(tmp_path, "grid", grid_summary())
+
+    async def look() -> None:
+        async with chromium() as page:
+            await page.open(file)
+            await page.run("window.dispatchEvent(new Event('beforeprint'))")
+            assert await page.run("document.querySelectorAll('.plot:not([data-drawn])').length") == 0
+            widths = await page.run("Array.from(document.querySelectorAll('.plot svg.main-svg'), e => e.clientWidth)")
+            assert max(widths) <= 690
+            await page.call("Emulation.setEmulatedMedia", media="print")
+            hidden = (
+                "Array.from(document.querySelectorAll('button')).every(e => getComputedStyle(e).display === 'none')"
+            )
+            assert await page.run(hidden)
 
     asyncio.run(look())
