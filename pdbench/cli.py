@@ -19,6 +19,7 @@ VERBS = {
     "report": ("pdbench.report.command:report", "Judge a run directory again: verdict, summary.json, report.html."),
     "slots": ("pdbench.littles_law.slots_command:slots", "Decode slots: how many, how long a wait, how high a rate."),
     "plan": ("pdbench.littles_law.plan_command:plan", "Plan: KV bytes, transfers, crossover, P:D ratio."),
+    "watch": ("pdbench.probe.watch.command:watch", "Watch a deployment live: slots, waiting by stage, TTFT split."),
     "doctor": ("pdbench.probe.doctor.command:doctor", "Check a deployment or a recipe before anyone measures it."),
     "testbed": ("pdbench.testbed.command:testbed", "Start a SIMULATED deployment on loopback to practise on."),
 }

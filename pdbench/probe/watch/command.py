@@ -1,0 +1,161 @@
+"""`pdbench watch`: the deployment as it works, one verdict first."""
+
+from __future__ import annotations
+
+import asyncio
+import json as jsonlib
+import signal
+import sys
+import time
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from pdbench.errors import Unreachable, UsageError
+from pdbench.quantities import seconds
+from pdbench.recipe import TargetFlags, chosen, config_file
+
+if TYPE_CHECKING:
+    from pdbench.deployment import Deployment
+    from pdbench.probe.watch.export import Exporter
+    from pdbench.probe.watch.frame import Frame, Watch
+
+Texts = list[str] | None
+Show = Callable[["Frame"], None]
+DIRECT, PROMETHEUS, ONCE = "1s", "15s", "3s"
+
+
+def watch(
+    proxy: Annotated[Texts, typer.Option(help="URL of the proxy (its page, if it has one).")] = None,
+    prefill: Annotated[Texts, typer.Option(help="URL of a prefill server; repeatable.")] = None,
+    decode: Annotated[Texts, typer.Option(help="URL of a decode server; repeatable.")] = None,
+    server: Annotated[Texts, typer.Option(help="URL of a co-located server; repeatable.")] = None,
+    recipe: Annotated[Path | None, typer.Option(help="A deployment from a TOML file.")] = None,
+    engine: Annotated[str | None, typer.Option(help="vllm, dynamo, sglang; guessed.")] = None,
+    mode: Annotated[str | None, typer.Option(help="pull or push; guessed.")] = None,
+    model: Annotated[str | None, typer.Option(help="The model, where a page tells of several.")] = None,
+    max_num_seqs: Annotated[
+        int | None, typer.Option(min=1, help="Slots of each decode (or co-located) server.")
+    ] = None,
+    metrics_url: Annotated[Texts, typer.Option(help="SERVER=URL where a page is elsewhere.")] = None,
+    api_key_env: Annotated[str | None, typer.Option(help="Variable that holds the API key.")] = None,
+    api_key_file: Annotated[Path | None, typer.Option(help="File that holds it.")] = None,
+    interval: Annotated[str | None, typer.Option(help=f"Time between looks: {DIRECT}.")] = None,
+    prometheus: Annotated[
+        str | None, typer.Option(metavar="URL", help="Read from a Prometheus server instead.")
+    ] = None,
+    export: Annotated[
+        str | None, typer.Option(metavar="[ADDRESS:]PORT", help="Serve the derived values to Prometheus.")
+    ] = None,
+    once: Annotated[bool, typer.Option("--once", help="Print one frame, after two looks.")] = False,
+    json: Annotated[bool, typer.Option("--json", help="A JSON line for each look.")] = False,
+) -> None:
+    """Watch a deployment: running and waiting by stage, KV use, transfers, where TTFT goes, now and over 5 minutes.
+
+    Keys: q quits, p pauses, s sorts. Means are of server counters; what only a client sees is not here (see sweep).
+    """
+    flags = TargetFlags(
+        proxy=proxy or (),
+        prefill=prefill or (),
+        decode=decode or (),
+        server=server or (),
+        recipe=recipe,
+        metrics_url=metrics_url or (),
+        engine=engine,
+        mode=mode,
+        model=model,
+        max_num_seqs=max_num_seqs,
+        api_key_env=api_key_env,
+        api_key_file=api_key_file,
+    )
+    interval_s = seconds(interval or (PROMETHEUS if prometheus else ONCE if once else DIRECT), "--interval")
+    if interval_s < 0.1:
+        raise UsageError("--interval must be at least 100ms.", "Scraping costs the servers time too.")
+    deployment = chosen(flags, config_file(recipe))[0]
+    asyncio.run(_watch(deployment, interval_s, prometheus, export, once=once, as_json=json))
+
+
+async def _watch(
+    deployment: Deployment, interval_s: float, prometheus: str | None, export: str | None, *, once: bool, as_json: bool
+) -> None:
+    from pdbench.probe.pages import session
+    from pdbench.probe.watch.frame import Watch
+    from pdbench.probe.watch.sources import from_prometheus, from_servers
+
+    if prometheus is None:
+        from pdbench.probe.discover import discover
+
+        deployment = await discover(deployment)
+    watched = Watch(deployment, interval_s)
+    if not watched.servers:
+        raise UsageError("no server of this deployment has a metrics page.", "Give --prefill and --decode.")
+    exporter = _exporter(export)
+    async with session() as client:
+        if prometheus is None:
+            look = from_servers(client, deployment, watched.servers)
+        else:
+            look = from_prometheus(client, prometheus.rstrip("/"), deployment, watched.servers)
+        if once:
+            await look()
+            watched.step(time.monotonic())
+            await asyncio.sleep(interval_s)
+            await look()
+            _print_once(watched.step(time.monotonic()), as_json=as_json)
+            if not any(one.up for one in watched.servers):
+                raise Unreachable(
+                    "no metrics page could be read.", "; ".join(one.trouble for one in watched.servers[:3])
+                )
+        else:
+            await _run(watched, look, interval_s, exporter, as_json=as_json)
+
+
+def _exporter(where: str | None) -> Exporter | None:
+    if where is None:
+        return None
+    from pdbench.probe.watch.export import Exporter
+
+    exporter = Exporter()
+    exporter.serve(where)
+    return exporter
+
+
+def _print_once(frame: Frame, *, as_json: bool) -> None:
+    if as_json:
+        print(jsonlib.dumps(frame.document(), allow_nan=False))
+        return
+    from rich.console import Console
+
+    from pdbench.probe.watch.view import print_frame
+
+    console = Console(highlight=False, markup=False, emoji=False)
+    if not console.is_terminal:
+        console.width = 80
+    print_frame(console, frame)
+
+
+async def _run(
+    watched: Watch, look: Callable[[], Awaitable[None]], interval_s: float, exporter: Exporter | None, *, as_json: bool
+) -> None:
+    from pdbench.probe.watch.screen import Lines, Screen
+
+    stop = asyncio.Event()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        asyncio.get_running_loop().add_signal_handler(number, stop.set)
+    with Lines() if as_json or not sys.stdout.isatty() else Screen(stop) as screen:
+        due = time.monotonic()
+        while not stop.is_set():
+            await look()
+            frame = watched.step(time.monotonic())
+            if exporter is not None:
+                exporter.frame = frame
+            try:
+                screen.show(frame, as_json=as_json)
+            except BrokenPipeError:
+                return
+            due = max(due + interval_s, time.monotonic())
+            try:
+                await asyncio.wait_for(stop.wait(), max(0.01, due - time.monotonic()))
+            except TimeoutError:
+                continue

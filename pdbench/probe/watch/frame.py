@@ -1,0 +1,76 @@
+"""One picture of the deployment: what is drawn, printed as JSON and exported."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from pdbench.deployment import Deployment
+from pdbench.probe.watch.reading import Reading, read
+from pdbench.probe.watch.totals import Watched, by_role
+from pdbench.probe.watch.window import History
+
+NOW_S, LONG_S = 10.0, 300.0
+
+
+@dataclass(frozen=True, slots=True)
+class Frame:
+    """`now` is the last ten seconds (or two looks, where they are rarer), `long` the last five minutes."""
+
+    deployment: Deployment
+    servers: Sequence[Watched]
+    now: Reading
+    long: Reading
+
+    def document(self) -> dict[str, Any]:
+        """As `--json` prints it; what was not measured is absent."""
+        return {
+            "simulated": self.deployment.simulated,
+            "target": self.deployment.target,
+            "servers": [_known(_server(server)) for server in self.servers],
+            "now": _known(asdict(self.now)),
+            "five_minutes": _known(asdict(self.long)),
+        }
+
+
+def _server(server: Watched) -> dict[str, Any]:
+    now = server.now
+    stages = {name.removeprefix("stage."): value for name, value in now.items() if name.startswith("stage.")}
+    return {
+        "server": server.name,
+        "role": server.role,
+        "up": server.up,
+        "trouble": server.trouble or None,
+        "running": now.get("running", now.get("inflight")),
+        "slots": server.slots,
+        "waiting": now.get("waiting"),
+        "waiting_by_stage": stages or None,
+        "kv_cache_usage": now.get("kv_cache_usage"),
+        "restarts": server.restarts,
+    }
+
+
+def _known(record: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in record.items() if value is not None}
+
+
+class Watch:
+    """The servers, their history and the step from one look to the next frame."""
+
+    def __init__(self, deployment: Deployment, interval_s: float) -> None:
+        self.deployment = deployment
+        self.servers = [
+            Watched(server.name, server.role, server.slots)
+            for server in deployment.servers
+            if server.metrics_url is not None
+        ]
+        self._history = History(LONG_S)
+        self._now_s = max(NOW_S, 2 * interval_s)
+
+    def step(self, t_s: float) -> Frame:
+        """After a look at time `t_s`."""
+        self._history.add(t_s, by_role(self.servers))
+        said = self.deployment.mode if self.deployment.mode in ("push", "pull") else None
+        now = read(self._history.window(self._now_s), self.servers, said)
+        return Frame(self.deployment, self.servers, now, read(self._history.window(LONG_S), self.servers, said))

@@ -1,0 +1,207 @@
+"""What a window means: throughput, the parts of TTFT that servers show, slots by Little's law, flags, one verdict.
+
+The parts have the meaning that the report gives them; what only a client can see (proxy, unexplained) is not here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from pdbench.probe.watch.totals import Watched
+from pdbench.probe.watch.window import Window
+
+PARTS = ("prefill_queue", "prefill", "slot_wait", "post", "transfer", "poll", "first_step")
+FEW_REQUESTS = 3  # below it a mean says nothing of the deployment
+HALF = 0.5
+SLOTS_FULL = 0.95  # mean use of the slots from which a wait for one is no accident
+RECOMPUTED_TOKENS = 2.0  # per request: the step that computes the last token of a prompt needs one
+KV_FULL = 0.95
+CAUSES = {
+    "slot_wait": "decode-slots",
+    "prefill_queue": "prefill-queue",
+    "prefill": "prefill-compute",
+    "post": "engine-loop-blocking",
+    "transfer": "transfer-bandwidth",
+    "poll": "completion-polling",
+}
+ADVICE = {
+    "decode-slots": "raise --max-num-seqs on decode (KV memory first), add decoders, or send less",
+    "decode-kv-pool": "decode's KV is full while slots are free: shorter contexts, more KV memory, FP8 KV",
+    "prefill-queue": "add prefill servers, or send less",
+    "prefill-compute": "prefill's own compute: more GPUs a server, shorter prompts, prefix caching",
+    "engine-loop-blocking": "posting blocks decode's loop: larger blocks, push, or a reader thread",
+    "transfer-bandwidth": "measure the path: pdbench probe-transfer and pdbench topo",
+    "completion-polling": "transfers end between decode's looks for them: shorter steps",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """One window, understood. None is not measured."""
+
+    length_s: float
+    requests_per_s: float | None
+    prompt_tokens_per_s: float | None
+    output_tokens_per_s: float | None
+    transfers_per_s: float | None
+    transfer_nbytes_per_s: float | None
+    handoff_ms: float | None  # post + transfer + poll
+    tpot_ms: float | None
+    parts_ms: Mapping[str, float]  # PARTS that were measured
+    slots_needed: float | None
+    slots_held: float | None
+    slots_available: int | None
+    expired: float | None
+    failed: float | None
+    flags: Mapping[str, str] = field(default_factory=dict)  # validity code -> evidence
+    cause: str | None = None
+    verdict: str = ""
+
+
+def mode_of(window: Window, said: str | None) -> str | None:
+    """Push or pull: as the deployment says, else by the side whose NIXL series move."""
+    if said is not None:
+        return said
+    sides = {"decode": "pull", "prefill": "push"}
+    return next((mode for role, mode in sides.items() if window.delta(role, "nixl_xfer_s:count")), None)
+
+
+def read(window: Window, servers: Sequence[Watched], mode: str | None) -> Reading:
+    """The reading of a window over these servers."""
+    mode = mode_of(window, mode)
+    maker = "colocated" if any(server.role == "colocated" for server in servers) else "decode"
+    mover = "prefill" if mode == "push" else "decode"
+    parts = _colocated(window) if maker == "colocated" else _disaggregated(window, mode, mover)
+    available = _available(servers, maker)
+    done = window.per_s(maker, "e2e_s:count")
+    tokens = window.per_s(maker, "generation_tokens:counter")
+    tpot_ms = window.mean_ms(maker, "itl_s")
+    held = None if tokens is None or tpot_ms is None else tokens * tpot_ms / 1000
+    needed = _needed(window, maker, done, held)
+    handoff = [parts[name] for name in ("post", "transfer", "poll") if name in parts]
+    found = Reading(
+        length_s=window.length_s,
+        requests_per_s=done,
+        prompt_tokens_per_s=window.per_s("prefill" if maker == "decode" else maker, "prompt_tokens:counter"),
+        output_tokens_per_s=tokens,
+        transfers_per_s=window.per_s(mover, "nixl_xfer_s:count"),
+        transfer_nbytes_per_s=window.per_s(mover, "nixl_nbytes:sum"),
+        handoff_ms=sum(handoff) if handoff else None,
+        tpot_ms=tpot_ms,
+        parts_ms=parts,
+        slots_needed=needed,
+        slots_held=held,
+        slots_available=available,
+        expired=_sum(window, "nixl_kv_expired:counter"),
+        failed=_sum(window, "nixl_failed_transfers:counter"),
+    )
+    return _judged(found, window, servers, maker)
+
+
+def _sum(window: Window, name: str) -> float | None:
+    values = [value for role in ("prefill", "decode") if (value := window.delta(role, name)) is not None]
+    return sum(values) if values else None
+
+
+def _available(servers: Iterable[Watched], role: str) -> int | None:
+    slots = [server.slots for server in servers if server.role == role]
+    return sum(one for one in slots if one is not None) if slots and None not in slots else None
+
+
+def _disaggregated(window: Window, mode: str | None, mover: str) -> dict[str, float]:
+    """Decode's queue time holds slot wait, transfer and poll (pull), and the prefill leg too (push)."""
+    requests = window.delta("decode", "queue_s:count")
+    post, xfer = window.mean_ms(mover, "nixl_post_s"), window.mean_ms(mover, "nixl_xfer_s")
+    found = {
+        "prefill_queue": window.mean_ms("prefill", "queue_s"),
+        "prefill": window.mean_ms("prefill", "prefill_s"),
+        "post": post,
+        "transfer": None if xfer is None else xfer - (post or 0.0),
+        "first_step": window.mean_ms("decode", "prefill_s"),
+    }
+    area, queue = window.delta("decode", "slot_wait:area"), window.mean_ms("decode", "queue_s")
+    staged = window.delta("decode", "stage.waiting_to_start:area") is not None
+    if area is not None and staged and requests:
+        found["slot_wait"] = 1000 * area / requests
+        if queue is not None and xfer is not None and mode == "pull":
+            found["poll"] = max(0.0, queue - xfer - 1000 * area / requests)
+    return {name: value for name in PARTS if (value := found.get(name)) is not None}
+
+
+def _colocated(window: Window) -> dict[str, float]:
+    found = {
+        "prefill_queue": window.mean_ms("colocated", "queue_s"),
+        "prefill": window.mean_ms("colocated", "prefill_s"),
+    }
+    return {name: value for name, value in found.items() if value is not None}
+
+
+def _needed(window: Window, maker: str, done: float | None, held: float | None) -> float | None:
+    """What the load needs: slots held, scaled by how much faster prefill sends requests than decode ends them."""
+    asked = window.per_s("prefill", "e2e_s:count")
+    if held is None or not done or maker == "colocated" or asked is None:
+        return held
+    return held * max(1.0, asked / done)
+
+
+def _judged(found: Reading, window: Window, servers: Sequence[Watched], maker: str) -> Reading:
+    flags = dict(_flags(found, window, servers, maker))
+    cause, verdict = _verdict(found, window, servers, maker)
+    if "kv-expired" in flags:
+        verdict = f"outputs untrusted: {flags['kv-expired']}. {verdict}"
+    elif "decode-recomputed" in flags:
+        verdict = f"no disaggregation: {flags['decode-recomputed']}. {verdict}"
+    return replace(found, flags=flags, cause=cause, verdict=verdict)
+
+
+def _flags(found: Reading, window: Window, servers: Sequence[Watched], maker: str) -> Iterable[tuple[str, str]]:
+    late = _sum(window, "nixl_used_after_expiry:counter") or 0.0
+    if late or found.expired:
+        yield "kv-expired", f"KV of {found.expired or 0:.0f} requests expired, {late:.0f} used after that"
+    local, requests = window.delta("decode", "source.local_compute:counter"), window.delta("decode", "queue_s:count")
+    moved = window.delta("decode", "source.external_kv_transfer:counter")
+    if local is not None and requests and local / requests > RECOMPUTED_TOKENS and local > (moved or 0.0):
+        yield "decode-recomputed", f"decode computed {local / requests:.0f} prompt tokens a request itself"
+    if found.failed:
+        yield "failed-transfers", f"{found.failed:.0f} transfers, handshakes or notifications failed"
+    if found.slots_needed and found.slots_available and found.slots_needed > found.slots_available:
+        yield "not-steady-state", f"{found.slots_needed:.1f} slots needed, {found.slots_available} there"
+    running = sum(server.now.get("running", 0.0) for server in servers if server.role == maker)
+    if running and found.output_tokens_per_s == 0 and window.length_s > 5:
+        yield "stall", f"{running:.0f} running, no token for {window.length_s:.0f} s"
+    if restarts := [server.name for server in servers if server.restarts]:
+        yield "server-restarted", f"{', '.join(restarts)} since this view began"
+    if silent := [f"{server.name}: {server.trouble}" for server in servers if not server.up]:
+        yield "metrics-missing", "; ".join(silent)
+
+
+def _verdict(found: Reading, window: Window, servers: Sequence[Watched], maker: str) -> tuple[str | None, str]:
+    """The one thing that the view leads with."""
+    if not any(server.up for server in servers):
+        return None, "no server answers."
+    if found.length_s <= 0:
+        return None, "gathering: rates and means need two looks."
+    if (found.requests_per_s or 0.0) * found.length_s < FEW_REQUESTS:
+        return None, "hardly any request ended in this window: nothing to judge."
+    total = sum(found.parts_ms.values())
+    if not total:
+        return None, "no server shows where TTFT goes: see metrics-missing."
+    part, value = max(found.parts_ms.items(), key=lambda one: one[1])
+    cause = CAUSES.get(part)
+    use = window.mean(maker, "running")
+    kv = max((server.now.get("kv_cache_usage", 0.0) for server in servers if server.role == maker), default=0.0)
+    if part == "slot_wait" and found.slots_available and use is not None:
+        if use < SLOTS_FULL * found.slots_available and kv > KV_FULL:
+            cause = "decode-kv-pool"
+        elif use < HALF * found.slots_available:
+            cause = None
+    if cause is None or value < HALF * total:
+        return (
+            None,
+            f"no part of TTFT stands out: the largest is {part.replace('_', ' ')}, {value:,.0f} of {total:,.0f} ms.",
+        )
+    slots = ""
+    if cause == "decode-slots" and found.slots_needed and found.slots_available:
+        slots = f", {found.slots_needed:.1f} of {found.slots_available} slots needed"
+    return cause, f"{cause}: {value:,.0f} of {total:,.0f} ms of TTFT on the servers{slots}; {ADVICE[cause]}."

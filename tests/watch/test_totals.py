@@ -1,0 +1,106 @@
+"""Running totals and their windows, against sums done by hand."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pdbench.probe.scrape import Row
+from pdbench.probe.watch.totals import Watched, by_role
+from pdbench.probe.watch.window import History
+
+
+def counter(value: float, name: str = "generation_tokens", engine: str = "0") -> Row:
+    return (f"vllm:{name}_total", name, "counter", engine, "{}", value)
+
+
+def gauge(value: float, name: str = "running", labels: str = "{}", engine: str = "0") -> Row:
+    return (f"vllm:{name}", name, "gauge", engine, labels, value)
+
+
+@given(st.lists(st.integers(0, 1000), min_size=2, max_size=30), st.integers(0, 10**9))
+def test_a_counter_counts_what_was_added_after_the_first_look(steps: list[int], before: int) -> None:
+    server, value = Watched("d", "decode"), float(before)
+    server.take(0.0, [counter(value)])
+    for t, step in enumerate(steps, 1):
+        value += step
+        server.take(float(t), [counter(value)])
+    assert server.totals["generation_tokens:counter"] == pytest.approx(sum(steps))
+    assert server.restarts == 0
+
+
+def test_a_restart_goes_on_from_zero_and_is_counted() -> None:
+    server = Watched("d", "decode")
+    for t, value in enumerate([100.0, 150.0, 20.0, 30.0]):
+        server.take(float(t), [counter(value)])
+    assert server.totals["generation_tokens:counter"] == 50 + 20 + 10
+    assert server.restarts == 1
+
+
+def test_a_series_that_is_born_later_began_at_zero() -> None:
+    server = Watched("d", "decode")
+    server.take(0.0, [gauge(1.0)])
+    server.take(1.0, [gauge(1.0), counter(7.0)])
+    assert server.totals["generation_tokens:counter"] == 7.0
+
+
+def test_gauges_have_areas_and_a_gap_has_none() -> None:
+    server = Watched("d", "decode")
+    server.take(0.0, [gauge(2.0)])
+    server.take(2.0, [gauge(4.0)])
+    server.lost(3.0, "refused")
+    assert not server.up and server.now == {}
+    server.take(10.0, [gauge(4.0)])
+    server.take(11.0, [gauge(4.0)])
+    assert server.totals["running:area"] == pytest.approx(6.0 + 4.0)
+
+
+@pytest.mark.parametrize(
+    ("running", "not_started", "loaded", "waits"),
+    [(8, 5, 3, 8), (6, 0, 3, 1), (6, 0, 2, 0), (0, 2, 0, 2)],
+)
+def test_who_waits_for_a_slot(running: int, not_started: int, loaded: int, waits: int) -> None:
+    """Of loaded requests those beyond the free slots; the others wait to be noticed."""
+    server = Watched("d", "decode", slots=8)
+    stages = [
+        gauge(not_started, "kv_fetch_stage", '{"stage":"waiting_to_start"}'),
+        gauge(loaded, "kv_fetch_stage", '{"stage":"completed_waiting"}'),
+    ]
+    server.take(0.0, [gauge(running), *stages])
+    assert server.now["slot_wait"] == waits
+
+
+def test_ranks_are_summed_but_the_fullest_cache_counts() -> None:
+    server = Watched("d", "decode")
+    server.take(0.0, [gauge(v, "kv_cache_usage", engine=e) for v, e in ((0.2, "0"), (0.9, "1"))])
+    server.take(1.0, [gauge(1.0, engine="0"), gauge(2.0, engine="1")])
+    assert server.now == {"running": 3.0, "slot_wait": 0.0}
+    server.take(2.0, [gauge(v, "kv_cache_usage", engine=e) for v, e in ((0.2, "0"), (0.9, "1"))])
+    assert server.now["kv_cache_usage"] == 0.9
+
+
+@given(st.lists(st.tuples(st.integers(1, 5), st.integers(0, 50)), min_size=1, max_size=60), st.integers(1, 40))
+def test_a_window_is_what_was_added_in_it(steps: list[tuple[int, int]], length_s: int) -> None:
+    server, history = Watched("d", "decode"), History(1000.0)
+    times, added, t, value = [0.0], [0.0], 0.0, 0.0
+    server.take(t, [counter(value)])
+    history.add(t, by_role([server]))
+    for step_s, step in steps:
+        t, value = t + step_s, value + step
+        server.take(t, [counter(value)])
+        history.add(t, by_role([server]))
+        times.append(t)
+        added.append(float(step))
+    found = history.window(float(length_s))
+    start = max((one for one in times if one <= t - length_s), default=0.0)
+    assert found.length_s == t - start
+    expected = sum(step for when, step in zip(times, added, strict=True) if when > start)
+    assert found.delta("decode", "generation_tokens:counter") == pytest.approx(expected)
+
+
+def test_history_keeps_no_more_than_the_longest_window_needs() -> None:
+    history = History(10.0)
+    for t in range(1000):
+        history.add(float(t), {})
+    assert len(history.kept) <= 12 and history.window(10.0).length_s == 10.0

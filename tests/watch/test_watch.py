@@ -1,0 +1,249 @@
+"""`pdbench watch` against the practice deployment, whose settings are the truth, and against a stand-in Prometheus."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import pty
+import re
+import select
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from pdbench.cli import main
+from pdbench.deployment import Deployment, build
+from pdbench.probe.discover import discover
+from pdbench.probe.pages import session
+from pdbench.probe.watch.export import Exporter
+from pdbench.probe.watch.frame import Frame, Watch
+from pdbench.probe.watch.sources import from_prometheus, from_servers
+from pdbench.testbed.launch import Running, running
+from pdbench.testbed.settings import Settings
+from tests.probe.replay_server import Replay, Reply, capture, page, serving
+
+RECIPES = Path(__file__).parents[2] / "recipes" / "monitoring"
+PROMPT, OUTPUT, REQUESTS = 4096, 16, 6
+
+
+def urls(testbed: Running) -> list[tuple[str, str]]:
+    entry = [("proxy", testbed.proxy_url)] if testbed.proxy_url else []
+    pairs = [("prefill", testbed.prefill_urls), ("decode", testbed.decode_urls), ("colocated", testbed.server_urls)]
+    return [*entry, *((role, url) for role, every in pairs for url in every)]
+
+
+async def send(client: aiohttp.ClientSession, url: str, index: int) -> None:
+    prompt = [300 + (index * 7919 + place * 31) % 3000 for place in range(PROMPT)]
+    body = {"model": "simulated-qwen3-32b", "prompt": prompt, "max_tokens": OUTPUT, "ignore_eos": True}
+    async with client.post(f"{url}/v1/completions", json=body) as answer:
+        assert answer.status == 200
+        await answer.read()
+
+
+async def watched(testbed: Running, at_once: bool) -> Frame:
+    """Look, send some requests, look again."""
+    async with session() as client:
+        deployment = await discover(build("t", urls(testbed)))
+        view = Watch(deployment, 1.0)
+        look = from_servers(client, deployment, view.servers)
+        await look()
+        view.step(time.monotonic())
+        if at_once:
+            sends = [asyncio.create_task(send(client, testbed.entry_url, i)) for i in range(REQUESTS)]
+            while not all(one.done() for one in sends):
+                await asyncio.sleep(0.02)
+                await look()
+            await asyncio.gather(*sends)
+        else:
+            for i in range(REQUESTS):
+                await send(client, testbed.entry_url, i)
+        await look()
+        return view.step(time.monotonic())
+
+
+@pytest.mark.parametrize("mode", ["pull", "push", "colocated"])
+def test_what_is_shown_is_what_was_sent(mode: str) -> None:
+    settings = Settings(mode=mode, post_fixed_ms=20.0, post_ms_per_token=0.0)
+    with running(settings.on_free_ports()) as testbed:
+        now = asyncio.run(watched(testbed, at_once=False)).now
+    assert now.requests_per_s is not None and now.output_tokens_per_s is not None
+    assert now.requests_per_s * now.length_s == pytest.approx(REQUESTS)
+    assert now.output_tokens_per_s * now.length_s == pytest.approx(REQUESTS * OUTPUT)
+    assert now.parts_ms["prefill"] == pytest.approx(PROMPT * settings.prefill_ms_per_token, rel=0.5)
+    assert now.slots_available == settings.max_num_seqs
+    if mode == "colocated":
+        return
+    assert now.transfers_per_s is not None and now.transfer_nbytes_per_s is not None
+    assert now.transfers_per_s * now.length_s == pytest.approx(REQUESTS)
+    assert now.transfer_nbytes_per_s * now.length_s == pytest.approx(REQUESTS * PROMPT * settings.kv_bytes_per_token)
+    assert now.parts_ms["post"] == pytest.approx(20.0, rel=0.05)
+    assert now.parts_ms["transfer"] == pytest.approx(
+        PROMPT * settings.kv_bytes_per_token / settings.link_gb_s / 1e6, rel=0.05
+    )
+    assert now.parts_ms["slot_wait"] < 1.0 and not now.flags
+
+
+def test_one_slot_for_six_requests() -> None:
+    with running(Settings(max_num_seqs=1).on_free_ports()) as testbed:
+        now = asyncio.run(watched(testbed, at_once=True)).now
+    assert now.cause == "decode-slots"
+    # Six in a row, each holding the slot for its answer: the mean wait is two and a half answers, and a little more.
+    held_ms = OUTPUT * (now.tpot_ms or 0.0)
+    assert 2.0 * held_ms < now.parts_ms["slot_wait"] < 5.0 * held_ms
+
+
+def test_a_proxy_that_forgets_the_handoff_is_flagged() -> None:
+    with running(Settings(drop_kv_params=True).on_free_ports()) as testbed:
+        frame = asyncio.run(watched(testbed, at_once=False))
+    assert "decode-recomputed" in frame.now.flags and frame.now.verdict.startswith("no disaggregation")
+
+
+@pytest.fixture(scope="module")
+def pull() -> Iterator[Running]:
+    with running(Settings().on_free_ports()) as testbed:
+        yield testbed
+
+
+def flags(testbed: Running) -> list[str]:
+    return [word for role, url in urls(testbed) for word in (f"--{role}", url)]
+
+
+def test_once_as_text_fits_eighty_columns(pull: Running, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["watch", *flags(pull), "--once", "--interval", "200ms"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert max(map(len, lines)) <= 80 and "SIMULATED" in lines[0]
+    assert any(line.startswith("decode-0") and "0/8" in line for line in lines)
+
+
+def test_once_as_json(pull: Running, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["watch", *flags(pull), "--once", "--json", "--interval", "200ms"]) == 0
+    document = json.loads(capsys.readouterr().out, parse_constant=lambda name: pytest.fail(name))
+    assert document["simulated"] is True
+    assert {one["server"] for one in document["servers"]} == {"prefill-0", "decode-0"}
+    assert "tpot_ms" not in document["now"], "nothing was decoded: absent, not 0"
+
+
+def test_nothing_there(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["watch", "--decode", "http://127.0.0.1:1", "--once"]) == 4
+    assert main(["watch", "--decode", "http://127.0.0.1:1", "--prometheus", "http://127.0.0.1:2", "--once"]) == 4
+    assert "--prometheus" in capsys.readouterr().err
+
+
+def test_a_server_that_goes_away_is_shown_as_gone(pull: Running) -> None:
+    async def frames() -> Frame:
+        async with session() as client:
+            deployment = build("t", [("decode", pull.decode_urls[0]), ("prefill", "http://127.0.0.1:1")])
+            view = Watch(deployment, 1.0)
+            look = from_servers(client, deployment, view.servers)
+            for _ in range(2):
+                await look()
+                frame = view.step(time.monotonic())
+            return frame
+
+    frame = asyncio.run(frames())
+    assert "prefill-0" in frame.now.flags["metrics-missing"]
+    assert [one.up for one in frame.servers if one.role == "decode"] == [True]
+
+
+def test_keys_on_a_terminal_of_eighty_columns(pull: Running) -> None:
+    """Sort, pause and quit, as a person would over ssh."""
+    parent, child = pty.openpty()
+    subprocess.run(["stty", "rows", "24", "cols", "80"], stdin=child, check=True)
+    command = [sys.executable, "-m", "pdbench", "watch", *flags(pull), "--interval", "200ms"]
+    process = subprocess.Popen(
+        command, stdin=child, stdout=child, stderr=child, env={**os.environ, "TERM": "xterm", "COLUMNS": "80"}
+    )
+    os.close(child)
+    shown = b""
+
+    def until(text: bytes, limit_s: float = 20.0) -> None:
+        nonlocal shown
+        end = time.monotonic() + limit_s
+        while text not in shown and time.monotonic() < end:
+            if select.select([parent], [], [], 0.2)[0]:
+                shown += os.read(parent, 65536)
+        assert text in shown, shown[-2000:]
+
+    try:
+        until(b"sorted by name")
+        os.write(parent, b"s")
+        until(b"sorted by waiting")
+        os.write(parent, b"p")
+        until(b"PAUSED")
+        os.write(parent, b"q")
+        end = time.monotonic() + 10
+        while process.poll() is None and time.monotonic() < end:
+            if select.select([parent], [], [], 0.1)[0]:
+                try:
+                    shown += os.read(parent, 65536)
+                except OSError:
+                    break
+        assert process.wait(10) == 0
+    finally:
+        process.kill()
+        process.wait()
+        os.close(parent)
+
+
+def prometheus_of(text: str, instance: str, t_s: float) -> list[dict[str, Any]]:
+    """What Prometheus' API says of a page that it scraped."""
+    found = []
+    for family in text_string_to_metric_families(text):
+        for sample in family.samples:
+            labels = {"__name__": sample.name, "instance": instance, "job": "vllm", **sample.labels}
+            found.append({"metric": labels, "value": [t_s, str(sample.value)]})
+    return found
+
+
+def test_prometheus_and_the_servers_say_the_same() -> None:
+    """The same two captured pages by both ways give the same reading."""
+    before = capture("vllm-pull-decode.metrics").decode()
+    after = re.sub(r"(?m)^(vllm:generation_tokens_total\S*) (\S+)$", lambda m: f"{m[1]} {float(m[2]) + 500}", before)
+    texts = [before, after]
+
+    def api(times: int) -> bytes:
+        result = prometheus_of(texts[min(times, 2) - 1], "decode.example:8200", 1000.0 + 10 * times)
+        return json.dumps({"status": "success", "data": {"resultType": "vector", "result": result}}).encode()
+
+    async def by(deployment: Deployment, prometheus: str | None) -> Frame:
+        async with session() as client:
+            view = Watch(deployment, 1.0)
+            if prometheus is None:
+                look = from_servers(client, deployment, view.servers)
+            else:
+                look = from_prometheus(client, prometheus, deployment, view.servers)
+            await look()
+            view.step(0.0)
+            await look()
+            return view.step(10.0)
+
+    direct_server = Replay({"/metrics": page(lambda times: texts[min(times, 2) - 1].encode())})
+    with serving(direct_server) as direct, serving(Replay({}, otherwise=Reply(api))) as prometheus:
+        one = asyncio.run(by(build("t", [("decode", direct.url)]), None))
+        other = asyncio.run(by(build("t", [("decode", "http://decode.example:8200")]), prometheus.url))
+    assert one.now == other.now and one.now.output_tokens_per_s == 50.0
+    assert one.servers[0].now == other.servers[0].now
+
+
+def test_what_is_exported_is_what_is_shown(pull: Running) -> None:
+    exporter = Exporter()
+    exporter.frame = asyncio.run(watched(pull, at_once=False))
+    families = {family.name: family for family in exporter.collect()}
+    now = exporter.frame.now
+    assert families["pdbench_slots_available"].samples[0].value == now.slots_available == 8
+    assert families["pdbench_tpot_seconds"].samples[0].value == pytest.approx((now.tpot_ms or 0) / 1000)
+    parts = {sample.labels["part"]: sample.value for sample in families["pdbench_ttft_part_seconds"].samples}
+    assert parts == pytest.approx({part: ms / 1000 for part, ms in now.parts_ms.items()})
+    used = set()
+    for file in ("grafana.json", "alerts.yml"):
+        used |= set(re.findall(r"\bpdbench_[a-z_]+", (RECIPES / file).read_text()))
+    assert used and used <= set(families), used - set(families)
+    json.loads((RECIPES / "grafana.json").read_text())
