@@ -144,7 +144,7 @@ def ours(client: str, load: Load, port: int, directory: Path) -> dict[str, Any]:
         recorder = await Recorder.start()
         os.sched_setaffinity(recorder.pid, range(os.cpu_count() or 1))
         job = cells.Job(deployment, plan, cell, 0, cells.run_tag(run))
-        entry = await cells.run_cell(job, run, recorder, asyncio.Event(), lambda row: None)
+        entry = await cells.Alone(recorder).run_cell(job, run, asyncio.Event(), lambda row: None)
         ticks = Path(f"/proc/{recorder.pid}/stat").read_text().rpartition(")")[2].split()[11:13]
         await recorder.close()
         return entry, run, sum(map(int, ticks)) / os.sysconf("SC_CLK_TCK")

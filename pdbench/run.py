@@ -64,6 +64,7 @@ class RequestRow:
     shared_len: int | None = None  # prompt tokens that an earlier request of the cell began with, as asked
     session: int | None = None
     turn: int | None = None  # of its session, from 1
+    worker: int | None = None  # which one sent it, where several processes did
 
 
 COLUMN_OF_FIELD = {"request_class": "class"}

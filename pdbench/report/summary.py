@@ -143,9 +143,16 @@ def figures(cell: Measured) -> dict[str, Any]:
         "duration_s": cell.send_s,
         "offered_rate": cell.rate,
         **counts(cell.answers),
+        **_not_measured(cell),
         **rates([part.load for part in cell.parts], goodput),
         **latencies(cell.answers),
     }
+
+
+def _not_measured(cell: Measured) -> dict[str, int]:
+    """Requests that were lost with the load worker that sent them. How they ended nobody knows: they did not fail."""
+    lost = [int(part.entry["not_measured"]) for part in cell.parts if part.entry.get("not_measured") is not None]
+    return {"not_measured": sum(lost)} if lost else {}
 
 
 def _split_keys(split: Split | None) -> dict[str, Any]:

@@ -123,9 +123,11 @@ def interruption(plan: Mapping[str, Any], cells: Sequence[CellSummary]) -> str:
 def cut_short(cell: CellSummary) -> str:
     """What an interrupted cell has: `cut short: 6 of 11 answered`."""
     answered, sent = cell.get("completed") or 0, cell.get("sent")
+    gone = cell.get("not_measured")
+    lost = "" if gone is None else f", {gone:,} not measured: a load worker was lost"
     if not answered:
-        return "cut short before any answer"
-    return f"cut short: {answered:,}{'' if sent is None else f' of {sent:,}'} answered"
+        return f"cut short before any answer{lost}"
+    return f"cut short: {answered:,}{'' if sent is None else f' of {sent:,}'} answered{lost}"
 
 
 def cell_sentence(cell: CellSummary) -> str:

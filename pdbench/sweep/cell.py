@@ -56,34 +56,51 @@ class Job:
         }
 
 
-async def run_cell(
-    job: Job, run: Run, recorder: Recorder, stop: asyncio.Event, on_row: Callable[[RequestRow], None]
-) -> dict[str, Any]:
-    """Measure one cell in this process and return its entry of `cell_runs`.
+@dataclass(frozen=True, slots=True)
+class Alone:
+    """This process sends. What `workers.Crew` is for several."""
 
-    `stop` ends it early: requests in flight become `cancelled` rows, the state is `interrupted`. So does a recorder
-    that dies or a disk that is full; keep the entry, then `recorder.check()` raises what happened.
-    """
-    cell, repeat = job.cell, job.repeat
-    context = CellContext(cell.cell, repeat, cell.target, run.origin_ns, job.deployment.credentials)
-    paths = [run.live_path(table, cell.cell, repeat) for table in ("requests", "chunks")]
-    shared = SharedReads()
+    recorder: Recorder
 
-    def counted(row: RequestRow) -> None:
-        shared.add(row)
-        on_row(row)
+    @classmethod
+    async def start(cls) -> Alone:
+        return cls(await Recorder.start())
 
-    await recorder.begin(context, paths[0], paths[1], counted)
-    try:
-        async with prepared(job) as load:
-            driven = await drive_cell(load, recorder, time.monotonic_ns() + _LEAD_NS, stop)
-    finally:
-        await recorder.end()
-    entry = driven.entry(run.origin_ns)
-    if recorder.failed.done():
-        entry["state"] = "interrupted"
-    entry["client"] |= {"recorder_backlog_max": recorder.backlog_max, "shared_reads_share": shared.share}
-    return {"cell": cell.cell, "repeat": repeat, "attempt": job.attempt, **job.seeds(), **entry}
+    async def run_cell(
+        self, job: Job, run: Run, stop: asyncio.Event, on_row: Callable[[RequestRow], None]
+    ) -> dict[str, Any]:
+        """Measure one cell and return its entry of `cell_runs`.
+
+        `stop` ends it early: requests in flight become `cancelled` rows, the state is `interrupted`. So does a recorder
+        that dies or a disk that is full; keep the entry, then `check` raises what happened.
+        """
+        cell, repeat, recorder = job.cell, job.repeat, self.recorder
+        context = CellContext(cell.cell, repeat, cell.target, run.origin_ns, job.deployment.credentials)
+        paths = [run.live_path(table, cell.cell, repeat) for table in ("requests", "chunks")]
+        shared = SharedReads()
+
+        def counted(row: RequestRow) -> None:
+            shared.add(row)
+            on_row(row)
+
+        await recorder.begin(context, paths[0], paths[1], counted)
+        try:
+            async with prepared(job) as load:
+                driven = await drive_cell(load, recorder, time.monotonic_ns() + _LEAD_NS, stop)
+        finally:
+            await recorder.end()
+        entry = driven.entry(run.origin_ns)
+        if recorder.failed.done():
+            entry["state"] = "interrupted"
+        entry["client"] |= {"recorder_backlog_max": recorder.backlog_max, "shared_reads_share": shared.share}
+        return {"cell": cell.cell, "repeat": repeat, "attempt": job.attempt, **job.seeds(), **entry}
+
+    def check(self) -> None:
+        """Raise what went wrong, if anything did."""
+        self.recorder.check()
+
+    async def close(self) -> None:
+        await self.recorder.close()
 
 
 def cell_requests(job: Job, schedule: Schedule) -> MakeRequest:
@@ -106,34 +123,46 @@ def run_tag(run: Run) -> str:
     return blake2s(f"{clock['origin_unix_s']} {clock['origin_monotonic_ns']}".encode(), digest_size=4).hexdigest()
 
 
-def open_share(job: Job, arrivals: int) -> range:
-    """The places in an open loop's schedule that this worker sends: every n-th one."""
-    return range(job.worker, arrivals, job.workers)
+@dataclass(frozen=True, slots=True)
+class Share:
+    """What one process sends of a cell: its part of the schedule of an open loop, or of the streams of a closed one.
 
-
-def closed_share(job: Job) -> tuple[range, Iterator[int]]:
-    """The streams of a closed loop that are this worker's, and the indices of its requests, perhaps without end.
-
-    Streams are dealt out like cards, and requests to the streams in turn: who has more streams has more requests.
+    `planned`: how many requests that is, and `lasts_s`: how long it sends them, each where it is known beforehand.
     """
-    streams, most = job.cell.max_concurrency or 1, job.plan.num_prompts
-    indices = itertools.count() if most is None else range(most)
+
+    schedule: Schedule  # of the whole cell
+    offsets: Offsets | None
+    streams: int
+    indices: Iterator[int]  # of its requests, perhaps without end
+    planned: int | None
+    lasts_s: float | None
+
+
+def share_of(job: Job) -> Share:
+    """Every n-th request of an open loop. Of a closed one the streams are dealt out like cards, and requests to the
+    streams in turn: who has more streams has more requests."""
+    plan, cell = job.plan, job.cell
+    schedule = cell_schedule(plan, cell, job.repeat)
+    whole, most = schedule.offset_s, plan.num_prompts
+    if whole is not None:
+        places = range(job.worker, len(whole), job.workers)
+        # Where the number of requests is what ends it, the last one does; else it lasts as long as was asked.
+        lasts_s = None if most is not None and len(whole) >= most else plan.duration_s
+        return Share(schedule, whole[places.start :: places.step], 0, iter(places), len(places), lasts_s)
+    streams = cell.max_concurrency or 1
     mine = range(job.worker, streams, job.workers)
-    return mine, (index for index in indices if index % streams % job.workers == job.worker)
+    indices = itertools.count() if most is None else range(most)
+    dealt = (index for index in indices if index % streams % job.workers == job.worker)
+    planned = None if most is None else sum(len(range(stream, most, streams)) for stream in mine)
+    return Share(schedule, None, len(mine), dealt, planned, plan.duration_s)
 
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """A cell that waits for its start: the schedule of an open loop or the streams of a closed one, requests, client.
-
-    `planned`: how many requests it will send, and `lasts_s`: how long it will, each where it is known beforehand.
-    """
+    """A share that waits for its start."""
 
     job: Job
-    offsets: Offsets | None
-    streams: int
-    planned: int | None
-    lasts_s: float | None
+    share: Share
     stock: Stock
     client: Client
 
@@ -142,22 +171,12 @@ class Prepared:
 async def prepared(job: Job) -> AsyncIterator[Prepared]:
     """Do all that takes time before the clock of the cell runs. From here to the end no garbage is collected."""
     raise_fd_limit()
-    plan, cell = job.plan, job.cell
-    schedule = cell_schedule(plan, cell, job.repeat)
-    offsets, planned, lasts_s = schedule.offset_s, plan.num_prompts, plan.duration_s
-    streams, indices = closed_share(job)
-    if offsets is not None:
-        if planned is not None and len(offsets) >= planned:
-            lasts_s = None  # the last request ends it
-        places = open_share(job, len(offsets))
-        offsets, indices, planned = offsets[places.start :: places.step], iter(places), len(places)
-    elif planned is not None:
-        planned = sum(len(range(stream, planned, cell.max_concurrency or 1)) for stream in streams)
-    stock = Stock(cell_requests(job, schedule), indices)
+    share = share_of(job)
+    stock = Stock(cell_requests(job, share.schedule), share.indices)
     await stock.fill()
     async with open_client(job.deployment.entry.url) as client:
         with quiet_collector():
-            yield Prepared(job, offsets, len(streams), planned, lasts_s, stock, client)
+            yield Prepared(job, share, stock, client)
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,13 +229,13 @@ async def drive_cell(load: Prepared, recorder: Recorder, start_ns: int, stop: as
         start_ns=start_ns,
         send_end_ns=send_end_ns,
         end_ns=end_ns,
-        planned=flight.sent if load.planned is None else load.planned,
+        planned=flight.sent if load.share.planned is None else load.share.planned,
         sent=flight.sent,
         client={
             **health.lateness(),
             **window,
             **load.client.health(),
-            "achieved_concurrency": window["achieved_concurrency"] if load.offsets is None else None,
+            "achieved_concurrency": window["achieved_concurrency"] if load.share.offsets is None else None,
         },
     )
 
@@ -233,11 +252,12 @@ async def _halt_on_loss(recorder: Recorder, flight: Flight) -> None:
 
 async def _send_all(flight: Flight, load: Prepared, start_ns: int, alarm: Alarm) -> int:
     """Send until a limit is reached or the cell is halted; returns the end of the send window."""
-    end_ns = None if load.lasts_s is None else start_ns + int(load.lasts_s * 1e9)
-    if load.offsets is not None:
-        work = flight.open_loop(load.offsets, start_ns, end_ns, alarm)
+    share = load.share
+    end_ns = None if share.lasts_s is None else start_ns + int(share.lasts_s * 1e9)
+    if share.offsets is not None:
+        work = flight.open_loop(share.offsets, start_ns, end_ns, alarm)
     else:
-        work = flight.closed_loop(load.streams, load.planned, start_ns, end_ns, alarm)
+        work = flight.closed_loop(share.streams, share.planned, start_ns, end_ns, alarm)
     sender = asyncio.create_task(work)
     either: set[asyncio.Future[Any]] = {sender, flight.halted}
     try:

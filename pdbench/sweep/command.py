@@ -105,6 +105,9 @@ def sweep(
     sample_interval: Annotated[
         str | None, typer.Option(help="Time between scrapes: 500ms.", rich_help_panel=RUN)
     ] = None,
+    workers: Annotated[
+        int | None, typer.Option(min=1, help="Send from so many processes.", rich_help_panel=RUN)
+    ] = None,
     json: Annotated[bool, typer.Option("--json", help="Print summary.json to stdout.", rich_help_panel=RUN)] = False,
 ) -> None:
     """Measure request rate x prompt length against a live deployment, and say what the numbers are worth.
@@ -129,7 +132,7 @@ def sweep(
             deployments = [practice(stack, testbed, flags)] if testbed else chosen(flags, file)
             options = merged(load, file.sweep if file else {}, str(file.path) if file else "")
             plan = plan_from(options, [deployment.target for deployment in deployments])
-        run, failure = _in_event_loop(_carry_out(run, deployments, plan, out))
+        run, failure = _in_event_loop(_carry_out(run, deployments, plan, out, workers))
     _tell(run, failure, as_json=json)
 
 
@@ -138,34 +141,41 @@ TARGET_FLAGS = tuple(TargetFlags.__dataclass_fields__)
 
 
 async def _carry_out(
-    run: Run | None, deployments: list[Deployment], plan: Plan, out: Path | None
+    run: Run | None,
+    deployments: list[Deployment],
+    plan: Plan,
+    out: Path | None,
+    workers: int | None,
 ) -> tuple[Run, PdbenchError | None]:
     """Discover, warm up, measure. Returns what was measured and what ended it early, if anything did."""
     from pdbench.probe.discover import discover, notes
     from pdbench.sweep.live import Live
     from pdbench.sweep.measure import measure
     from pdbench.sweep.plan import refuse_what_does_not_fit
-    from pdbench.sweep.start import new_run
+    from pdbench.sweep.start import new_run, sending
     from pdbench.sweep.warmup import warm_up
 
-    known = {deployment.target: await discover(deployment) for deployment in deployments}
-    for deployment in known.values():
-        refuse_what_does_not_fit(plan, deployment)
-        for note in notes(deployment):
-            print(f"note: {note}", file=sys.stderr)
-    chat = {target: await warm_up(deployment, plan) for target, deployment in known.items()}
-    if run is None:
-        run = new_run(out, list(known.values()), plan)
-    else:
-        run.reopen()
-    stop = asyncio.Event()
-    try:
-        with _stopping_on_ctrl_c(stop), Live(plan, known) as live:
-            await measure(run, plan, known, chat, live, stop)
-        if stop.is_set():
-            raise Interrupted("interrupted; what was measured is saved.", f"Go on: pdbench sweep --resume {run.path}")
-    except PdbenchError as error:
-        return run, error
+    async with sending(workers) as starting:
+        known = {deployment.target: await discover(deployment) for deployment in deployments}
+        for deployment in known.values():
+            refuse_what_does_not_fit(plan, deployment)
+            for note in notes(deployment):
+                print(f"note: {note}", file=sys.stderr)
+        chat = {target: await warm_up(deployment, plan) for target, deployment in known.items()}
+        senders = await starting
+        if run is None:
+            run = new_run(out, list(known.values()), plan)
+        else:
+            run.reopen()
+        stop = asyncio.Event()
+        try:
+            with _stopping_on_ctrl_c(stop), Live(plan, known) as live:
+                await measure(run, plan, known, chat, live, stop, senders)
+            if stop.is_set():
+                hint = f"Go on: pdbench sweep --resume {run.path}"
+                raise Interrupted("interrupted; what was measured is saved.", hint)
+        except PdbenchError as error:
+            return run, error
     return run, None
 
 

@@ -4,24 +4,36 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 from pdbench.deployment import Deployment
 from pdbench.errors import Unreachable
 from pdbench.probe.sampler import Edge, Sampler
 from pdbench.run import RequestRow, Run
-from pdbench.sweep.cell import Job, run_cell, run_tag
+from pdbench.sweep.cell import Job, run_tag
 from pdbench.sweep.live import Live
 from pdbench.sweep.plan import Cell, Plan
 from pdbench.sweep.prompts import ChatCalibration
-from pdbench.sweep.recorder import Recorder
 
 SETTLE_S = 0.5  # between cells, at least
 SETTLE_LIMIT_S = 30.0  # how long to wait for servers that still work on what is not ours to wait for
 GAUGES_PERIOD_S = 0.25
 GONE = {"connect", "reset", "dns"}  # what requests end with when the server is not there
+
+
+class Senders(Protocol):
+    """Who sends a cell's requests: this process, or several others."""
+
+    async def run_cell(
+        self, job: Job, run: Run, stop: asyncio.Event, on_row: Callable[[RequestRow], None]
+    ) -> dict[str, Any]: ...
+
+    def check(self) -> None:
+        """Raise what ended a cell early, if anything did."""
+
+    async def close(self) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +45,7 @@ class Bench:
     deployments: Mapping[str, Deployment]
     chat: Mapping[str, ChatCalibration | None]
     sampler: Sampler
-    recorder: Recorder
+    senders: Senders
     live: Live
     stop: asyncio.Event
 
@@ -45,11 +57,12 @@ async def measure(
     chat: Mapping[str, ChatCalibration | None],
     live: Live,
     stop: asyncio.Event,
+    senders: Senders,
 ) -> None:
     """Measure every cell that run.json does not call done. Raises Unreachable when a whole cell finds no server."""
     done = {(entry["cell"], entry["repeat"]) for entry in run.document["cell_runs"] if entry["state"] == "done"}
-    async with _instruments(run, plan, deployments) as (sampler, recorder):
-        bench = Bench(run, plan, deployments, chat, sampler, recorder, live, stop)
+    async with _sampling(run, plan, deployments) as sampler:
+        bench = Bench(run, plan, deployments, chat, sampler, senders, live, stop)
         for cell, repeat in plan.turns():
             if (cell.cell, repeat) in done:
                 continue
@@ -67,17 +80,11 @@ async def measure(
 
 
 @contextlib.asynccontextmanager
-async def _instruments(
-    run: Run, plan: Plan, deployments: Mapping[str, Deployment]
-) -> AsyncIterator[tuple[Sampler, Recorder]]:
+async def _sampling(run: Run, plan: Plan, deployments: Mapping[str, Deployment]) -> AsyncIterator[Sampler]:
     sampler = Sampler(list(deployments.values()), plan.sample_interval_s, run.origin_ns)
     sampler.start()
     try:
-        recorder = await Recorder.start()
-        try:
-            yield sampler, recorder
-        finally:
-            await recorder.close()
+        yield sampler
     finally:
         await asyncio.to_thread(sampler.stop)
         run.document["notes"] += sampler.notes
@@ -106,7 +113,7 @@ async def _measure_cell(bench: Bench, cell: Cell, repeat: int) -> set[str | None
     try:
         deployment, chat = bench.deployments[cell.target], bench.chat[cell.target]
         job = Job(deployment, bench.plan, cell, repeat, run_tag(run), chat, attempt=attempt)
-        entries[-1] = await run_cell(job, run, bench.recorder, bench.stop, on_row)
+        entries[-1] = await bench.senders.run_cell(job, run, bench.stop, on_row)
     finally:
         gauges.cancel()
         # Whatever ended the cell, what it measured is closed off and kept.
@@ -115,7 +122,10 @@ async def _measure_cell(bench: Bench, cell: Cell, repeat: int) -> set[str | None
         run.save()
         await asyncio.to_thread(run.seal, cell.cell, repeat)
     _note(run, cell, edge)
-    bench.recorder.check()
+    for lost in entries[-1].get("lost", ()):
+        what = f"cell {cell.cell}, repeat {repeat}: load worker {lost['worker']} was lost ({lost['why']})"
+        run.document["notes"].append(f"{what}; {lost['not_measured']} of its requests were not measured.")
+    bench.senders.check()
     return kinds
 
 

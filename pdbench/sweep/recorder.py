@@ -9,18 +9,15 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-import pickle
-import subprocess
-import sys
-import tempfile
 from collections.abc import Callable
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from pdbench.errors import PdbenchError, StorageError
 from pdbench.run import RequestRow
 from pdbench.sweep.client import RawAnswer
-from pdbench.sweep.recorder_process import HEADER, CellFiles, frame
+from pdbench.sweep.pipes import Child
+from pdbench.sweep.recorder_process import CellFiles
 from pdbench.sweep.rows import CellContext
 
 OnRow = Callable[[RequestRow], None]
@@ -28,68 +25,30 @@ _PATIENCE_S = 60.0  # without any row while some are owed
 _EXIT_S = 10.0
 
 
-class _Replies(asyncio.Protocol):
-    """Cuts the recorder's output into frames."""
-
-    def __init__(self, on_message: Callable[[Any], None], on_end: Callable[[], None]) -> None:
-        self._on_message, self._on_end = on_message, on_end
-        self._buffer = bytearray()
-
-    def data_received(self, data: bytes) -> None:
-        self._buffer += data
-        while len(self._buffer) >= HEADER.size:
-            end = HEADER.size + HEADER.unpack_from(self._buffer)[0]
-            if len(self._buffer) < end:
-                return
-            message = pickle.loads(self._buffer[HEADER.size : end])
-            del self._buffer[:end]
-            self._on_message(message)
-
-    def connection_lost(self, error: Exception | None) -> None:
-        self._on_end()
-
-
 class Recorder:
     """One recorder process for a run. `start` it, `begin` a cell, `record` answers, `end` the cell, `close` it."""
 
-    def __init__(self, process: subprocess.Popen[bytes], complaints: IO[bytes]) -> None:
-        self._process = process
-        self._complaints = complaints
+    def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
         self._unconfirmed: dict[int, RawAnswer] = {}
         self._cell: tuple[CellContext, Path, Path] | None = None
         self._reply: asyncio.Future[None] | None = None
         self._on_row: OnRow = lambda row: None
-        self._closing = False
         self._gone = False
         self.failed: asyncio.Future[PdbenchError] = self._loop.create_future()
         self.backlog_max = 0
 
     @classmethod
     async def start(cls) -> Recorder:
-        """Start the process. Its own session keeps the terminal's Ctrl-C away from it."""
-        complaints = tempfile.TemporaryFile()  # noqa: SIM115  (closed by `close`)
-        process = subprocess.Popen(
-            [sys.executable, "-m", "pdbench.sweep.recorder_process"],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=complaints,
-            start_new_session=True,
-        )
-        recorder = cls(process, complaints)
-        loop = recorder._loop
-        recorder._out, _ = await loop.connect_write_pipe(asyncio.BaseProtocol, process.stdin)
-        recorder._in, _ = await loop.connect_read_pipe(
-            lambda: _Replies(recorder._message, recorder._lost), process.stdout
-        )
+        recorder = cls()
+        recorder._child = await Child.start("pdbench.sweep.recorder_process", recorder._message, recorder._lost)
         return recorder
 
-    _out: asyncio.WriteTransport
-    _in: asyncio.ReadTransport
+    _child: Child
 
     @property
     def pid(self) -> int:
-        return self._process.pid
+        return self._child.pid
 
     @property
     def backlog(self) -> int:
@@ -110,7 +69,7 @@ class Recorder:
         self._unconfirmed[raw.index] = raw
         self.backlog_max = max(self.backlog_max, len(self._unconfirmed))
         if not self._gone:
-            self._out.write(frame(("answer", raw)))
+            self._child.send("answer", raw)
 
     async def end(self) -> None:
         """Wait until all rows of the cell are written, as far as that goes: `check` tells."""
@@ -126,7 +85,7 @@ class Recorder:
 
     async def _ask(self, *message: Any) -> None:
         self._reply = self._loop.create_future()
-        self._out.write(frame(message))
+        self._child.send(*message)
         while True:
             owed = self.backlog
             done, _ = await asyncio.wait({self._reply}, timeout=_PATIENCE_S)
@@ -160,14 +119,10 @@ class Recorder:
 
     def _lost(self) -> None:
         self._gone = True
-        if self._closing:
+        if self._child.closing:
             return
-        self._complaints.seek(0)
-        last = self._complaints.read()[-2000:].decode(errors="replace").strip().rpartition("\n")[2]
-        code = self._process.poll()
-        why = last or ("its process was ended" if code is None or code < 0 else f"exit code {code}")
         kept = self._salvage()
-        self._fail(PdbenchError(f"the recorder died ({why}); {kept}.", "Go on with: sweep --resume RUN"))
+        self._fail(PdbenchError(f"the recorder died ({self._child.why()}); {kept}.", "Go on with: sweep --resume RUN"))
         self._answered()
 
     def _salvage(self) -> str:
@@ -192,16 +147,7 @@ class Recorder:
 
     async def close(self) -> None:
         """End the process: it writes what it was given first."""
-        self._closing = True
-        self._out.close()
-        try:
-            await asyncio.to_thread(self._process.wait, _EXIT_S)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
-        self._in.close()
-        self._complaints.close()
-        await asyncio.sleep(0)
+        await self._child.close(_EXIT_S)
 
 
 def _written_ids(path: Path) -> set[str]:

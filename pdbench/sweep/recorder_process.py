@@ -11,34 +11,16 @@ import contextlib
 import fcntl
 import json
 import os
-import pickle
 import signal
-import struct
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
 
 from pdbench.run import RequestRow, request_record
+from pdbench.sweep.frames import frame, frames
 from pdbench.sweep.rows import CellContext, read_row
 
-HEADER = struct.Struct("<Q")
 _NICENESS = 5  # it may lag behind the client, never push it off its core
-
-
-def frame(message: Any) -> bytes:
-    body = pickle.dumps(message, protocol=5)
-    return HEADER.pack(len(body)) + body
-
-
-def frames(stream: BinaryIO) -> Iterator[Any]:
-    """The messages of a stream until it ends; a frame that was cut short by the sender's death is dropped."""
-    while len(head := stream.read(HEADER.size)) == HEADER.size:
-        (length,) = HEADER.unpack(head)
-        body = stream.read(length)
-        if len(body) < length:
-            return
-        yield pickle.loads(body)
 
 
 class Lines:

@@ -27,6 +27,7 @@ class CellContext:
     target: str
     origin_ns: int
     credentials: Credentials = field(default_factory=Credentials)
+    worker: int | None = None
 
 
 class Raw(Protocol):
@@ -184,5 +185,6 @@ def read_row(raw: Raw, context: CellContext) -> tuple[RequestRow, list[float]]:
         shared_len=raw.shared_len,
         session=raw.session,
         turn=raw.turn,
+        worker=context.worker,
     )
     return row, [(stamp_ns - raw.sent_ns) / 1e9 for stamp_ns in tokens]

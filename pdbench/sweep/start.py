@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import os
 import platform
@@ -9,14 +10,14 @@ import re
 import shlex
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from pdbench import __version__
 from pdbench.deployment import Credentials, Deployment, api_key, build, from_document
-from pdbench.errors import Unreachable, UsageError
+from pdbench.errors import PdbenchError, Unreachable, UsageError
 from pdbench.probe.discover import notes
 from pdbench.recipe import TargetFlags, chosen
 from pdbench.run import Run
@@ -49,6 +50,27 @@ def practice(stack: contextlib.ExitStack, mode: str, flags: TargetFlags) -> Depl
     urls += [("prefill", url) for url in testbed.prefill_urls] + [("decode", url) for url in testbed.decode_urls]
     urls += [("colocated", url) for url in testbed.server_urls]
     return build("default", urls, mode=mode, link_gb_s=settings.link_gb_s, simulated=True, source=TESTBED + mode)
+
+
+@contextlib.asynccontextmanager
+async def sending(workers: int | None) -> AsyncIterator[Any]:
+    """Who sends: this process, or `workers` others. Yields what to await for them; they come up meanwhile."""
+    start: Any
+    if workers is not None:
+        from pdbench.sweep.workers import Crew
+
+        start = Crew.start(workers)
+    else:
+        from pdbench.sweep.cell import Alone
+
+        start = Alone.start()
+    starting = asyncio.ensure_future(start)
+    try:
+        yield starting
+    finally:
+        starting.cancel()
+        with contextlib.suppress(asyncio.CancelledError, PdbenchError):
+            await (await starting).close()
 
 
 def new_run(out: Path | None, deployments: list[Deployment], plan: Plan) -> Run:

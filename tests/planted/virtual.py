@@ -23,7 +23,7 @@ from pdbench.probe.pages import Answer
 from pdbench.probe.sampling import Watched
 from pdbench.probe.server_facts import learn
 from pdbench.run import RequestRow, Run
-from pdbench.sweep.cell import Job, run_cell, run_tag
+from pdbench.sweep.cell import Alone, Job, run_tag
 from pdbench.sweep.client import Opening, RawAnswer, Request, answer_to
 from pdbench.sweep.plan import Plan, grid
 from pdbench.sweep.recorder_process import CellFiles
@@ -285,7 +285,7 @@ async def _measure(
             async with sampler.over(run.live_path("metrics", cell.cell, repeat)):
                 rows: list[RequestRow] = []
                 job = Job(deployment, plan, cell, repeat, run_tag(run))
-                entry = await run_cell(job, run, recorder, asyncio.Event(), rows.append)
+                entry = await Alone(recorder).run_cell(job, run, asyncio.Event(), rows.append)
         run.document["cell_runs"].append(entry)
         run.seal(cell.cell, repeat)
 

@@ -12,10 +12,11 @@ from typing import Any
 import uvloop
 
 from pdbench.deployment import Deployment, build
+from pdbench.errors import PdbenchError
 from pdbench.run import RequestRow, Run
-from pdbench.sweep.cell import Job, run_cell, run_tag
+from pdbench.sweep.cell import Alone, Job, run_tag
 from pdbench.sweep.plan import Cell, Plan
-from pdbench.sweep.recorder import Recorder
+from pdbench.sweep.workers import Crew
 
 SERVER = Path(__file__).parents[1] / "groundtruth" / "server.py"
 
@@ -66,7 +67,7 @@ def closed_cell(streams: int, prompt_len: int = 16, output_len: int = 8) -> Cell
     return Cell(0, "default", None, streams, prompt_len, output_len)
 
 
-Meddle = Callable[[Recorder, asyncio.Event, list[RequestRow]], Any]
+Meddle = Callable[[Any, asyncio.Event, list[RequestRow]], Any]
 
 
 def measure(
@@ -74,27 +75,36 @@ def measure(
     deployment: Deployment,
     plan: Plan,
     *,
+    workers: int | None = None,
     meddle: Meddle | None = None,
     before: Callable[[Run], Any] = lambda run: None,
     **kwargs: Any,
 ) -> Outcome:
-    """Run the plan's only cell as `pdbench sweep` does, on uvloop. `meddle` is awaited beside it."""
+    """Run the plan's only cell as `pdbench sweep` does, on uvloop: in this process, or with workers.
+
+    `meddle` is awaited beside it, with the recorder or the crew.
+    """
 
     async def go() -> Outcome:
         run = Run.create(directory / "run", {"plan": plan.document()})
         before(run)
         rows: list[RequestRow] = []
         stop = asyncio.Event()
-        recorder = await Recorder.start()
-        beside = asyncio.ensure_future(meddle(recorder, stop, rows)) if meddle else None
+        senders: Any = await (Crew.start(workers) if workers else Alone.start())
+        meddled = senders if workers else senders.recorder
+        beside = asyncio.ensure_future(meddle(meddled, stop, rows)) if meddle else None
+        error: BaseException | None = None
         try:
             job = Job(deployment, plan, plan.cells[0], 0, run_tag(run), **kwargs)
-            entry = await run_cell(job, run, recorder, stop, rows.append)
+            entry = await senders.run_cell(job, run, stop, rows.append)
             if beside is not None:
                 await beside
-            error = recorder.failed.result() if recorder.failed.done() else None
+            try:
+                senders.check()
+            except PdbenchError as failure:
+                error = failure
         finally:
-            await recorder.close()
+            await senders.close()
         return Outcome(entry, rows, run, error)
 
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
