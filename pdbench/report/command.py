@@ -9,26 +9,73 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from pdbench.errors import InvalidRun
-from pdbench.run import Run
+from pdbench.errors import InvalidRun, UsageError
+from pdbench.run import Run, storing
 
 if TYPE_CHECKING:
     from rich.console import Console
+
+STDOUT = Path("-")
+Results = list[tuple[Run, dict[str, Any]]]
 
 
 def report(
     runs: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Run directories.", show_default=False)],
     json: Annotated[bool, typer.Option("--json", help="Print summary.json instead of the tables.")] = False,
+    markdown: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Write it as Markdown; - prints that instead of the tables.")
+    ] = None,
+    csv: Annotated[Path | None, typer.Option(metavar="FOLDER", help="Write cells.csv and requests.csv there.")] = None,
+    parquet: Annotated[
+        Path | None, typer.Option(metavar="FOLDER", help="Write cells.parquet and requests.parquet there.")
+    ] = None,
+    perfetto: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Write requests and stages as a trace for ui.perfetto.dev.")
+    ] = None,
 ) -> None:
     """Judge run directories again: verdict and tables on the terminal, summary.json and report.html in each.
 
     Exits 0 when every run has a valid cell, else 3.
     """
-    opened = [Run.open(path) for path in runs]
-    summaries = [conclude(run) for run in opened]
-    show([(run, summary) for run, summary in zip(opened, summaries, strict=True)], as_json=json)
-    for run, summary in zip(opened, summaries, strict=True):
+    if json and markdown == STDOUT:
+        raise UsageError("--json and --markdown - both want standard output.", "Give --markdown a file.")
+    results = [(run, conclude(run)) for run in [Run.open(path) for path in runs]]
+    for kind, folder in (("csv", csv), ("parquet", parquet)):
+        if folder is not None:
+            _exported(results, kind, folder)
+    if perfetto is not None:
+        _traced(results, perfetto)
+    if markdown is not None:
+        _written_down(results, markdown)
+    if markdown != STDOUT:
+        show(results, as_json=json)
+    for run, summary in results:
         refuse_invalid(run, summary)
+
+
+def _exported(results: Results, kind: str, folder: Path) -> None:
+    from pdbench.report.exports import export
+
+    print(f"wrote {' and '.join(str(path) for path in export(results, kind, folder))}", file=sys.stderr)
+
+
+def _traced(results: Results, path: Path) -> None:
+    from pdbench.report.perfetto import write_trace
+
+    write_trace(results, path)
+    print(f"wrote {path}: open it in ui.perfetto.dev", file=sys.stderr)
+
+
+def _written_down(results: Results, path: Path) -> None:
+    from pdbench.report.markdown import render_markdown
+
+    text = "\n".join(render_markdown(summary, run) for run, summary in results)
+    if path == STDOUT:
+        sys.stdout.write(text)
+        return
+    with storing(path):
+        path.write_text(text, encoding="utf-8")
+    print(f"wrote {path}", file=sys.stderr)
 
 
 def conclude(run: Run) -> dict[str, Any]:
@@ -42,7 +89,7 @@ def conclude(run: Run) -> dict[str, Any]:
     return summary
 
 
-def show(results: list[tuple[Run, dict[str, Any]]], *, as_json: bool) -> None:
+def show(results: Results, *, as_json: bool) -> None:
     """Results to stdout: JSON (a list when there are several runs), or verdict, tables and the report's path."""
     if as_json:
         documents = [summary for _, summary in results]

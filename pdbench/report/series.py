@@ -67,8 +67,10 @@ def windows(run: Run) -> list[Window]:
     return sorted(found, key=lambda window: window.start_s)
 
 
-def gauge_lines(run: Run, gauges: tuple[str, ...] = ("waiting", "running")) -> list[Line]:
-    """Each gauge summed over the servers of a role, thinned so that peaks stay."""
+def gauge_lines(
+    run: Run, gauges: tuple[str, ...] = ("waiting", "running"), limit: int | None = MAX_POINTS
+) -> list[Line]:
+    """Each gauge summed over the servers of a role, thinned to `limit` points so that peaks stay."""
     frame = run.table("metrics")
     frame = frame[(frame["kind"] == "gauge") & frame["canonical"].isin(gauges)]
     lines = []
@@ -76,7 +78,9 @@ def gauge_lines(run: Run, gauges: tuple[str, ...] = ("waiting", "running")) -> l
         of_server = part.groupby(["server", "t"], observed=True)["value"].sum()
         series = [of_server[name] for name in of_server.index.unique("server")]
         t, value = _summed([(s.index.to_numpy(np.float64), s.to_numpy(np.float64)) for s in series])
-        lines.append(Line(str(target), str(role), str(gauge), len(series), *thinned(t, value)))
+        lines.append(
+            Line(str(target), str(role), str(gauge), len(series), *(thinned(t, value, limit) if limit else (t, value)))
+        )
     # What is drawn last lies on top: waiting.
     return sorted(lines, key=lambda line: gauges.index(line.gauge), reverse=True)
 
