@@ -21,6 +21,7 @@ VERBS = {
     "plan": ("pdbench.littles_law.plan_command:plan", "Plan: KV bytes, transfers, crossover, P:D ratio."),
     "watch": ("pdbench.probe.watch.command:watch", "Watch a deployment live: slots, waiting by stage, TTFT split."),
     "doctor": ("pdbench.probe.doctor.command:doctor", "Check a deployment or a recipe before anyone measures it."),
+    "topo": ("pdbench.probe.topo.command:topo", "Wiring: GPU pairs, NICs, host; by which path KV can move, how fast."),
     "testbed": ("pdbench.testbed.command:testbed", "Start a SIMULATED deployment on loopback to practise on."),
 }
 # Options that take several values in a row, as they do in vllm bench serve.

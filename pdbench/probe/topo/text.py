@@ -1,0 +1,94 @@
+"""An answer on a terminal: the sentence first, then matrices and tables that fit, what to do last."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+from rich.console import Console, Group, RenderableType
+from rich.padding import Padding
+from rich.table import Table
+from rich.text import Text
+
+from pdbench.probe.topo.answer import Answer
+from pdbench.probe.topo.finding import FAIL, NOTE, WARN
+from pdbench.probe.topo.plan import Better, Plan
+from pdbench.probe.topo.text_host import host_lines, refusals
+from pdbench.probe.topo.text_matrices import ancestors, p2p
+from pdbench.probe.topo.text_tables import gpu_table, nic_table, other_gpus, outlet_table, pair_table
+from pdbench.report.wording import clean
+
+WIDTH = 80
+_MARKS = {FAIL: ("FAIL", "bold red"), WARN: ("warn", "yellow"), NOTE: ("note", "dim")}
+
+
+def show(answer: Answer, page: Path | None) -> None:
+    console = Console(highlight=False, markup=False)
+    if not console.is_terminal:
+        console.width = WIDTH
+    with console.capture() as captured:
+        for place, part in enumerate(_parts(answer, console.width)):
+            console.print(*([""] if place else []), part, sep="\n")
+        if page is not None:
+            console.print(f"page  {page.resolve()}", soft_wrap=True)
+    # Rich fills cells with spaces up to their column's width.
+    console.file.write(re.sub(r" +((?:\x1b\[[0-9;]*m)*)$", r"\1", captured.get(), flags=re.MULTILINE))
+
+
+def _parts(answer: Answer, width: int) -> Iterator[RenderableType]:
+    yield Text(clean(answer.headline), style="bold")
+    if answer.plan is not None:
+        yield _plan(answer.plan)
+    machine = answer.machine
+    if machine.gpus:
+        yield ancestors(answer, width)
+    if answer.pairs:
+        yield p2p(machine.nvml.p2p, width)
+        yield pair_table(answer)
+    if machine.gpus:
+        yield gpu_table(machine)
+    if others := other_gpus(machine):
+        yield others
+    if machine.nics:
+        yield nic_table(machine)
+    if answer.outlets:
+        yield outlet_table(answer)
+    yield host_lines(machine)
+    if refused := refusals(machine):
+        yield Text(f"not reported   {refused}", style="dim")
+    if answer.findings:
+        yield _findings(answer)
+
+
+def _plan(plan: Plan) -> RenderableType:
+    said: list[RenderableType] = [Text(clean(plan.verdict, 1000), style="bold" if plan.works else "bold red")]
+    if plan.better is not None:
+        said.append(Padding(Text(better(plan.better)), (0, 0, 0, 2)))
+    return Group(*said)
+
+
+def better(other: Better) -> str:
+    roles = " ".join(
+        f"--role {role}={','.join(map(str, gpus))}"
+        for role, gpus in (("prefill", other.prefill), ("decode", other.decode))
+    )
+    text = f"{roles} gives every rank pair {other.across_gb_s:.3g} GB/s or more"
+    if other.inside_gb_s is not None and other.inside_now_gb_s is not None:
+        text += (
+            f"; inside a role the slowest pair has then {other.inside_gb_s:.3g}, now {other.inside_now_gb_s:.3g} GB/s"
+        )
+    return f"{text}. GPUs take their ranks in the order given."
+
+
+def _findings(answer: Answer) -> Table:
+    table = Table.grid(padding=(0, 1, 0, 0))
+    table.add_column(no_wrap=True)
+    table.add_column(overflow="fold")
+    for finding in answer.findings:
+        mark, style = _MARKS[finding.severity]
+        lines = [Text(clean(finding.text, 1000))]
+        if finding.advice:
+            lines.append(Text.assemble(("-> ", "bold"), finding.advice))
+        table.add_row(Text(mark, style=style), Group(*lines))
+    return table
