@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
+import re
 import resource
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,7 +16,6 @@ _CAP_IPC_LOCK, _CAP_SYS_PTRACE = 14, 19
 # Inode numbers that the kernel gives to the first namespaces; a container has others.
 _FIRST_NAMESPACES = {"pid": 4026531836, "ipc": 4026531839}
 UNLIMITED = -1
-MAX_CPUS = 2**16
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,8 +148,8 @@ def cpus_of(text: str | None) -> frozenset[int] | None:
     """The reverse; None for what is no list of CPUs."""
     cpus: set[int] = set()
     for span in (text or "").split(","):
-        first, _, last = span.strip().partition("-")
-        if not first.isdecimal() or not (last or first).isdecimal() or int(last or first) > MAX_CPUS:
+        match = re.fullmatch(r"([0-9]{1,5})(?:-([0-9]{1,5}))?", span.strip())
+        if match is None:
             return None
-        cpus.update(range(int(first), int(last or first) + 1))
+        cpus.update(range(int(match[1]), int(match[2] or match[1]) + 1))
     return frozenset(cpus)

@@ -52,21 +52,20 @@ class Plan:
 
 def roles_of(values: Iterable[str]) -> dict[str, Instances]:
     """`prefill=0-3`, `decode=4,6`; a role that is given again is one more instance."""
-    words = [word.strip() for value in values for word in value.split(",") if word.strip()]
     found: list[tuple[str, list[int]]] = []
-    for word in words:
-        name, equals, span = word.rpartition("=")
-        match = re.fullmatch(r"([0-9]{1,4})(?:-([0-9]{1,4}))?", span.strip())
-        if match is None or (equals and name.strip() not in ROLES) or not (equals or found):
+    for word in (word.strip() for value in values for word in value.split(",")):
+        name, equals, span = (part.strip() for part in word.rpartition("="))
+        match = re.fullmatch(r"([0-9]{1,4})(?:-([0-9]{1,4}))?", span)
+        if match is None or (equals and name not in ROLES) or not (equals or found):
             raise UsageError(
                 f"--role wants a role and GPU numbers, such as prefill=0-3 or decode=4,6, not {word!r}.",
                 "Roles are prefill and decode; numbers are those of nvidia-smi.",
             )
         first, last = int(match[1]), int(match[2] or match[1])
         if last < first or last > MAX_GPU:
-            raise UsageError(f"--role {word}: {span.strip()} is no span of GPU numbers.", "Write the lower one first.")
+            raise UsageError(f"--role {word}: {span} is no span of GPU numbers.", "Write the lower one first.")
         if equals:
-            found.append((name.strip(), []))
+            found.append((name, []))
         found[-1][1].extend(range(first, last + 1))
     return {role: tuple(tuple(gpus) for name, gpus in found if name == role) for role in ROLES}
 

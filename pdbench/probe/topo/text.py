@@ -20,6 +20,7 @@ from pdbench.probe.topo.text_tables import gpu_table, nic_table, other_gpus, out
 from pdbench.report.wording import clean
 
 WIDTH = 80
+_TRAILING = re.compile(r"(?: |\x1b\[[0-9;]*m)+$", re.MULTILINE)  # rich fills cells up to their column's width
 _MARKS = {FAIL: ("FAIL", "bold red"), WARN: ("warn", "yellow"), NOTE: ("note", "dim")}
 
 
@@ -32,8 +33,7 @@ def show(answer: Answer, page: Path | None) -> None:
             console.print(*([""] if place else []), part, sep="\n")
         if page is not None:
             console.print(f"page  {page.resolve()}", soft_wrap=True)
-    # Rich fills cells with spaces up to their column's width.
-    console.file.write(re.sub(r" +((?:\x1b\[[0-9;]*m)*)$", r"\1", captured.get(), flags=re.MULTILINE))
+    console.file.write(_TRAILING.sub(lambda tail: tail[0].replace(" ", ""), captured.get()))
 
 
 def _parts(answer: Answer, width: int) -> Iterator[RenderableType]:
