@@ -52,9 +52,9 @@ def headline(machine: Machine, pairs: Sequence[Pair]) -> str:
         return f"No GPU to judge: {trouble.message}."
     if not gpus:
         return "No GPU to judge: the NVIDIA driver is here and shows none."
-    kinds = Counter(gpu.name or "unnamed GPU" for gpu in gpus)
-    have = " and ".join(f"{count} x {name}" for name, count in kinds.items())
     gone = [gpu for gpu in gpus if gpu.unusable]
+    kinds = Counter(gpu.name or "unnamed GPU" for gpu in gpus if gpu not in gone) or Counter({"GPU": len(gpus)})
+    have = " and ".join(f"{count} x {name}" for name, count in kinds.items())
     tail = f" {names(gone)} cannot be used." if gone else ""
     usable = [pair for pair in pairs if pair.path != "none"]
     if not usable:

@@ -29,7 +29,8 @@ def gpu_box(answer: Answer, place: Place, y: float) -> Markup:
     link = pcie(gpu.pcie).rpartition(" of ")[2]
     rate = f", {short(gpu.pcie_gb_s)} GB/s" if gpu.pcie_gb_s else ""
     lines = [name, f"PCIe {link}{rate}", "MIG is on" if gpu.mig else f"NVLink {nvlinks(gpu)}"]
-    bounces = any(pair.path == "host" for pair in answer.pairs if gpu.index in (pair.a.index, pair.b.index))
+    paths = {pair.path for pair in answer.pairs if gpu.index in (pair.a.index, pair.b.index)} - {"none"}
+    bounces = paths == {"host"}
     return _box(place, y, BOX_HEIGHT, f"GPU {gpu.index}{role}", lines, "gpu bounces" if bounces else "gpu", title)
 
 

@@ -16,9 +16,9 @@ from pdbench.report.wording import short
 
 BAR_HEIGHT, SOCKET_HEIGHT, STEP, TOP = 26, 40, 28, 8
 ARC_BASE, ARC_STEP, ARC_MAX, ARC_LABEL = 26, 15, 170, 24
-LABELLED_ARCS = 8
+LABELLED_ARCS = 4
 SMALLEST = 0.7
-_ARC_WORDS = {"host": "through host memory", "none": "not usable", "unknown": "P2P not reported"}
+_ARC_WORDS = {"host": "through host memory", "unknown": "P2P not reported"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +91,7 @@ def _nvswitch(places: Sequence[Place], rows: Rows) -> Iterator[Markup]:
 
 
 def _socket(socket: Socket, rows: Rows) -> Iterator[Markup]:
-    name = "NUMA node not reported" if socket.node is None else f"NUMA node {socket.node}"
+    name = "NUMA node ?" if socket.node is None else f"NUMA node {socket.node}"
     wide = socket.right - socket.left
     cpus = f", CPUs {socket.cpus}" if socket.cpus and wide > 2 * BOX_WIDTH else ""
     yield _bar(socket.left, rows.sockets, wide, SOCKET_HEIGHT, "socket", f"{name}{cpus}")
@@ -146,7 +146,8 @@ def _arc_label(pair: Pair) -> str:
     if pair.path == "nvlink":
         rate = f", {short(pair.gb_s)} GB/s" if pair.gb_s is not None else ""
         return f"{pair.nvlinks or '?'} NVLinks{rate}"
-    return f"{pair.read}: {_ARC_WORDS['host']}" if pair.path == "host" and pair.read else _ARC_WORDS[pair.path]
+    why = "MIG" if pair.a.mig or pair.b.mig else pair.read
+    return f"{why}: {_ARC_WORDS['host']}" if pair.path == "host" else _ARC_WORDS[pair.path]
 
 
 def _keys(answer: Answer, switched: bool) -> Markup:
@@ -158,7 +159,6 @@ def _keys(answer: Answer, switched: bool) -> Markup:
         ("pci", "PCIe", True),
         ("sockets", "link between sockets", len(nodes) > 1),
         ("host", "KV bounces through host memory", "host" in paths),
-        ("none", "a GPU that cannot be used", "none" in paths),
         ("unknown", "P2P not reported", "unknown" in paths),
     ]
     items = []

@@ -35,7 +35,7 @@ def gpus_at_fault(machine: Machine, pairs: Sequence[Pair]) -> Iterator[Finding]:
         if gpu.trouble:
             yield Finding(
                 "gpu-lost" if "lost" in gpu.trouble else "gpu-unusable", FAIL, f"GPU {gpu.index}: {gpu.trouble}.",
-                "Look for Xid lines in dmesg; then reset the GPU (nvidia-smi -r -i N) or the host.",
+                f"Look for Xid lines in dmesg; then reset it (nvidia-smi -r -i {gpu.index}) or the host.",
             )  # fmt: skip
     waiting = [gpu for gpu in machine.gpus if gpu.unusable and not gpu.trouble]
     if waiting:

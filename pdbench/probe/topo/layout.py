@@ -93,11 +93,11 @@ def laid_out(machine: Machine) -> Layout:
 
 
 def _by_switch(machine: Machine, devices: Sequence[Gpu | Nic]) -> list[tuple[str | None, list[Gpu | Nic]]]:
-    """Those on root ports last."""
+    """Those with GPUs first, those on root ports last."""
     found: dict[str | None, list[Gpu | Nic]] = {}
     for device in devices:
         found.setdefault(machine.switches.get(device.pci or ""), []).append(device)
-    return sorted(found.items(), key=lambda branch: branch[0] is None)
+    return sorted(found.items(), key=lambda branch: (not any(isinstance(one, Gpu) for one in branch[1]), not branch[0]))
 
 
 def _branch(switch: str | None, members: Sequence[Gpu | Nic], x: float) -> Branch:

@@ -28,12 +28,12 @@ class Outlet:
 
 
 def outlets(machine: Machine) -> list[Outlet]:
-    """One for each GPU, over RDMA where any RDMA port is up; none where no NIC is."""
+    """One for each GPU that can be used, over RDMA where any RDMA port is up; none where no NIC is."""
     up = [(place, nic) for place, nic in enumerate(machine.nics) if nic.active]
     chosen = [entry for entry in up if entry[1].rdma] or up
     if not chosen:
         return []
-    found = [_outlet(gpu, machine.nic_distance[at], chosen) for at, gpu in enumerate(machine.gpus)]
+    found = [_outlet(gpu, machine.nic_distance[at], chosen) for at, gpu in enumerate(machine.gpus) if not gpu.unusable]
     sharing: dict[tuple[str, ...], list[int]] = {}
     for outlet in found:
         sharing.setdefault(outlet.nics, []).append(outlet.gpu)
