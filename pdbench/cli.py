@@ -24,8 +24,8 @@ VERBS = {
     "topo": ("pdbench.probe.topo.command:topo", "Wiring: GPU pairs, NICs, host; by which path KV can move, how fast."),
     "testbed": ("pdbench.testbed.command:testbed", "Start a SIMULATED deployment on loopback to practise on."),
 }
-# Options that take several values in a row, as they do in vllm bench serve.
-SPREADING = {"--goodput": ":"}
+# Options that take several values in a row, as they do in vllm bench serve, and what such a value holds.
+SPREADING = {"--goodput": ":", "--role": "="}
 
 
 def main(argv: Sequence[str] | None = None) -> int:

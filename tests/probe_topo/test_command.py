@@ -49,7 +49,7 @@ LOST = fails(["nvmlDeviceGetHandleByIndex_v2"], 15, 1)
         (["init 18"], [], 0),
         (None, [], 0),
         (l40s(), ["--role", "prefill=0", "--role", "decode=1"], 0),
-        (h200(2), ["--role", "prefill=0", "--role", "decode=7"], 1),
+        (h200(2), ["--role", "prefill=0", "decode=7"], 1),
         ([*h200(2), *LOST], ["--role", "prefill=0,decode=1"], 1),
         (None, ["--role", "prefill=0", "--role", "decode=1"], 1),
         (h200(2), ["--role", "master=0"], 2),

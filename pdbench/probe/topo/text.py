@@ -59,6 +59,9 @@ def _parts(answer: Answer, width: int) -> Iterator[RenderableType]:
         yield Text(f"not reported   {refused}", style="dim")
     if answer.findings:
         yield _findings(answer)
+    if rates := [pair.gb_s for pair in answer.pairs if pair.gb_s is not None]:
+        planned = f"pdbench plan transfer --model MODEL --tp N --link-gb-s {rates[0]:.3g}"
+        yield Text(f"next  {planned}: how long a prompt takes\n      pdbench probe-transfer: measure it", style="dim")
 
 
 def _plan(plan: Plan) -> RenderableType:
