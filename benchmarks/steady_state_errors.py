@@ -69,6 +69,7 @@ def answers(sent, first, last, tokens=None):
     return Answers(
         status=np.full(n, "ok"), intended=sent, sent=sent, first=first, last=last, done=last, prompt_len=full,
         output_len=full, prompt_tokens=full, output_tokens=full, cached_tokens=full, chunks=full,
+        request_class=np.full(n, "default"), turn=np.full(n, np.nan), shared_len=np.zeros(n),
         gaps=tuple(np.array([]) for _ in range(n)), offsets=tuple(np.array([]) for _ in range(n)),
     )  # fmt: skip
 

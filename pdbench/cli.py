@@ -25,7 +25,7 @@ VERBS = {
     "testbed": ("pdbench.testbed.command:testbed", "Start a SIMULATED deployment on loopback to practise on."),
 }
 # Options that take several values in a row, as they do in vllm bench serve, and what such a value holds.
-SPREADING = {"--goodput": ":", "--role": "="}
+SPREADING = {"--goodput": ":", "--role": "=", "--class": "@"}
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -46,7 +46,7 @@ def test_concurrency_makes_a_closed_loop_and_excludes_rates() -> None:
     assert plan({"rates": [1]}, max_concurrency=["8"]).cells[0].loop == "closed"
     assert plan({"max_concurrency": [8]}).cells[0].loop == "closed"
     assert plan({"max_concurrency": [8]}, rates=["2"]).cells[0].loop == "open"
-    with pytest.raises(UsageError, match="closed"):
+    with pytest.raises(UsageError, match="two loads"):
         plan(max_concurrency=["8"], rates=["2"])
 
 

@@ -45,11 +45,21 @@ class Answers:
     output_tokens: Floats
     cached_tokens: Floats
     chunks: Floats
+    request_class: NDArray[np.str_]
+    turn: Floats  # of its session, from 1
+    shared_len: Floats  # prompt tokens that an earlier request of the cell began with
     gaps: tuple[Floats, ...]  # s between token-carrying events, per request
     offsets: tuple[Floats, ...]  # s from sent, per request
 
     def __len__(self) -> int:
         return len(self.status)
+
+    def chosen(self, which: NDArray[np.bool_]) -> Answers:
+        """Some of the requests, in the same order."""
+        places = np.flatnonzero(which)
+        arrays = {name: getattr(self, name)[places] for name in _ARRAYS}
+        gaps, offsets = (tuple(each[i] for i in places) for each in (self.gaps, self.offsets))
+        return Answers(**arrays, gaps=gaps, offsets=offsets)
 
     @property
     def ok(self) -> NDArray[np.bool_]:
@@ -110,6 +120,9 @@ class Answers:
         return float(kept.mean()) if len(kept) else None
 
 
+_ARRAYS = tuple(name for name in Answers.__slots__ if name not in ("gaps", "offsets"))
+
+
 def read_answers(requests: pandas.DataFrame, chunks: Mapping[str, Floats]) -> Answers:
     """The requests of one cell and repeat. `chunks` maps a request id to the arrival offsets of its output."""
     rows = requests.sort_values(["intended_s", "index"], kind="stable")
@@ -131,6 +144,9 @@ def read_answers(requests: pandas.DataFrame, chunks: Mapping[str, Floats]) -> An
         output_tokens=column("output_tokens"),
         cached_tokens=column("cached_tokens"),
         chunks=column("chunks"),
+        request_class=rows["class"].to_numpy(dtype=str),
+        turn=column("turn"),
+        shared_len=column("shared_len"),
         gaps=tuple(np.diff(each) for each in offsets),
         offsets=offsets,
     )
@@ -140,8 +156,7 @@ def pooled(parts: Sequence[Answers]) -> Answers:
     """The requests of several repeats as one population."""
     if len(parts) == 1:
         return parts[0]
-    names = [n for n in Answers.__slots__ if n not in ("gaps", "offsets")]
-    joined: dict[str, Any] = {n: np.concatenate([getattr(p, n) for p in parts]) for n in names}
+    joined: dict[str, Any] = {n: np.concatenate([getattr(p, n) for p in parts]) for n in _ARRAYS}
     return Answers(
         **joined,
         gaps=tuple(g for part in parts for g in part.gaps),

@@ -11,6 +11,8 @@ import math
 
 import numpy as np
 
+from pdbench.report.cell import Measured
+from pdbench.report.shapes import class_rates, of_class, requests_due
 from pdbench.report.statistics import Floats, chi_square_tails, gamma_cdf, kolmogorov_p, ks_distance
 
 ALPHA = 5e-4
@@ -19,26 +21,87 @@ MIN_REQUESTS = 10
 COUNTS_PER_STRETCH = 8
 MIN_STRETCHES = 5
 CONSTANT_SPREAD = 0.1  # standard deviation of gaps over their mean, beyond jitter, that still counts as constant
+OUT_OF_PLACE_S = 0.05  # a send further than this from its time in the trace is not where the trace has it
+OUT_OF_PLACE_SHARE = 0.05  # of the sends, at most
 
 
-def departure(sent: Floats, start: float, kind: str, rate: float, burstiness: float = 1.0) -> str | None:
-    """A sentence on how the sends depart from the named process; `None` when they do not, or are too few to tell."""
+def arrivals_off(cell: Measured) -> str | None:
+    """How what was sent departs from what the plan names: the whole, each class, or the trace itself."""
+    if cell.rate is None:
+        return None
+    answers, start = cell.answers, cell.parts[0].load.start
+    kind = str(cell.plan.get("arrivals", "poisson"))
+    if kind == "trace":
+        return _off_the_trace(answers.sent, answers.intended)
+    burstiness = float(cell.plan.get("burstiness") or 1.0)
+    rates = class_rates(cell)
+    # Classes together are the named process only where it is Poisson: sums of others are something else.
+    checked = [("", answers.sent, cell.rate)] if kind == "poisson" or len(rates) < 2 else []
+    if len(rates) > 1:
+        checked += [(f"class {name}: ", answers.sent[of_class(answers, name)], rate) for name, rate in rates.items()]
+    for name, sent, rate in checked:
+        if (found := _departure(cell, sent, start, kind, rate, burstiness)) is not None:
+            return name + found
+    return None
+
+
+def _departure(cell: Measured, sent: Floats, start: float, kind: str, rate: float, burstiness: float) -> str | None:
+    stages = cell.stages
+    if not stages:
+        return departure(sent, start, kind, rate, burstiness)
+    share = rate / (cell.rate or rate)
+    fastest = max(max(float(stage["start"]), float(stage["end"])) for stage in stages)
+    due = requests_due(stages, sent[np.isfinite(sent)] - start)
+    return departure(due * share, 0.0, kind, 1.0, burstiness, jitter=JITTER_S * fastest * share, moving=True)
+
+
+def _off_the_trace(sent: Floats, intended: Floats) -> str | None:
+    """A trace has its own arrivals: each request is compared with its time there."""
+    known = np.isfinite(sent)
+    if known.sum() < MIN_REQUESTS:
+        return None
+    away = np.abs(sent[known] - intended[known])
+    share = float(np.mean(away > OUT_OF_PLACE_S))
+    if share <= OUT_OF_PLACE_SHARE:
+        return None
+    return (
+        f"{share:.0%} of {len(away)} sends were over {OUT_OF_PLACE_S * 1000:.0f} ms away from their time in the trace"
+        f" (up to {away.max() * 1000:,.0f} ms; limit {OUT_OF_PLACE_SHARE:.0%})"
+    )
+
+
+def departure(
+    sent: Floats,
+    start: float,
+    kind: str,
+    rate: float,
+    burstiness: float = 1.0,
+    *,
+    jitter: float = JITTER_S,
+    moving: bool = False,
+) -> str | None:
+    """A sentence on how the sends depart from the named process; `None` when they do not, or are too few to tell.
+
+    Of a `moving` rate the times are in requests due, so that the rate is 1.
+    """
     stamps = np.sort(sent[np.isfinite(sent)])
     if len(stamps) < MIN_REQUESTS or rate <= 0:
         return None
     gaps = np.diff(stamps, prepend=start)
     cv = float(gaps[1:].std(ddof=1) / gaps[1:].mean()) if gaps[1:].mean() > 0 else 0.0
-    seen = f"{len(stamps)} sends at {rate:g} req/s with a gap CV of {cv:.2f}"
+    at = "on the moving rate" if moving else f"at {rate:g} req/s"
+    seen = f"{len(stamps)} sends {at} with a gap CV of {cv:.2f}"
     if kind == "constant":
         spread = float(gaps[1:].std())
-        if spread > max(JITTER_S, CONSTANT_SPREAD / rate) or abs(float(gaps[1:].mean()) * rate - 1) > CONSTANT_SPREAD:
-            return f"{seen}, mean gap {gaps[1:].mean() * 1000:.1f} ms, are not constant arrivals"
+        if spread > max(jitter, CONSTANT_SPREAD / rate) or abs(float(gaps[1:].mean()) * rate - 1) > CONSTANT_SPREAD:
+            mean = f"{gaps[1:].mean():.2f} of the asked one" if moving else f"{gaps[1:].mean() * 1000:.1f} ms"
+            return f"{seen}, mean gap {mean}, are not constant arrivals"
         return None
     shape = burstiness if kind == "gamma" else 1.0
     name = f"gamma arrivals of burstiness {shape:g}" if kind == "gamma" else "Poisson arrivals"
     law = gamma_cdf(shape)
     # The first gap also holds what passes between the cell's start and its schedule.
-    distance = ks_distance(gaps[1:], lambda x: law(np.asarray(x) * rate * shape), JITTER_S)
+    distance = ks_distance(gaps[1:], lambda x: law(np.asarray(x) * rate * shape), jitter)
     if (p := kolmogorov_p(distance, len(gaps) - 1)) < ALPHA:
         return f"{seen} are not {name}: the gaps' distribution is {distance:.2f} away (p {p:.1g}, limit {ALPHA:g})"
     return _uneven(stamps, rate, shape, seen, name)

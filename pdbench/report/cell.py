@@ -50,6 +50,12 @@ class Measured:
         return None if value is None else int(value)
 
     @property
+    def stages(self) -> Sequence[Mapping[str, Any]]:
+        """Stretches of time in which the asked rate moves or stands; empty where it is one rate."""
+        found: Sequence[Mapping[str, Any]] = self.plan.get("stages") or ()
+        return found
+
+    @property
     def send_s(self) -> float:
         return sum(part.load.duration_s for part in self.parts)
 

@@ -6,9 +6,9 @@ from collections.abc import Callable, Iterator
 
 import numpy as np
 
-from pdbench.report import steady_state
 from pdbench.report.answers import FAILURES, token_times
-from pdbench.report.arrivals_check import departure
+from pdbench.report.arrivals_check import arrivals_off
+from pdbench.report.breakdown import kept_up, steadiness
 from pdbench.report.cell import Measured
 from pdbench.report.client_health import client_saturated
 from pdbench.report.demand import slots_of
@@ -32,8 +32,10 @@ OVERLOAD_UTILISATION = 1.05  # needed / available slots: no steady state exists,
 
 def _not_steady(cell: Measured) -> Iterator[Finding]:
     """The mean is a figure of the run's length."""
-    load = cell.parts[0].load
-    seen = steady_state.judge(cell.answers, load.start, load.send_end, cell.rate, cell.streams)
+    if cell.stages:
+        yield _moving(cell)
+        return
+    seen = next(steadiness(cell))
     slots = slots_of(cell)
     reasons = []
     if (growth := seen.growth_ms) is not None:
@@ -57,9 +59,23 @@ def _not_steady(cell: Measured) -> Iterator[Finding]:
         return
     if cell.rate is not None and cell.achieved is not None:
         reasons.append(f"{cell.achieved:.2f} of {cell.rate:g} req/s came out")
+    lower = "Lower --speed" if cell.plan.get("trace") else "Lower the rate"
     yield Finding(
-        "not-steady-state", VOID, "; ".join(reasons) + ". Lower the rate, or add capacity; more requests don't help."
+        "not-steady-state", VOID, "; ".join(reasons) + f". {lower}, or add capacity; more requests don't help."
     )
+
+
+def _moving(cell: Measured) -> Finding:
+    """A rate that moves is not steady by design: the figures are those of the whole way."""
+    found = kept_up(cell)
+    first, last = (cell.stages[0]["start"], cell.stages[-1]["end"])
+    text = f"the rate went from {first:g} to {last:g} req/s by design: a figure of the cell is one of the whole way"
+    broken = next((each for each in found if each.steady is False), None)
+    if broken is not None:
+        a, b = broken.stretch.first, broken.stretch.last
+        at = f"at {a:g} req/s" if a == b else f"between {a:.3g} and {b:.3g} req/s"
+        text += f"; {at} the servers no longer kept up ({broken.why})"
+    return Finding("not-steady-state", WARN, f"{text}. Read the stages; measure the rate that matters with --rates.")
 
 
 def _too_few_slots(cell: Measured) -> bool:
@@ -126,12 +142,7 @@ def _arrivals_off(cell: Measured) -> Iterator[Finding]:
     if (found := _lost_workers(cell)) is not None:
         yield Finding("arrivals-off", VOID, f"{found}. Measure the cell again: pdbench sweep --resume RUN.")
         return
-    if cell.rate is None:
-        return
-    kind = str(cell.plan.get("arrivals", "poisson"))
-    load = cell.parts[0].load
-    found = departure(cell.answers.sent, load.start, kind, cell.rate, float(cell.plan.get("burstiness") or 1.0))
-    if found is not None:
+    if (found := arrivals_off(cell)) is not None:
         yield Finding("arrivals-off", VOID, f"{found}. Check client health, then repeat the cell.")
 
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from pdbench.littles_law.slots import slots_held
+from pdbench.report.breakdown import slots_by_class
 from pdbench.report.cell import COLOCATED, Measured
 from pdbench.report.window import Gauge, Page
 
@@ -53,16 +55,28 @@ class Slots:
 
 def slots_of(cell: Measured) -> Slots:
     """Slots of the decode (or co-located) servers together, and the load's demand by Little's law."""
-    answers = cell.answers
-    tokens, tpot = answers.mean(answers.output_tokens), answers.mean(answers.tpot_ms)
-    needed = held = None
-    if tokens is not None and tpot is not None:
-        needed = None if cell.offered is None else slots_held(cell.offered, tokens, tpot)
-        held = None if cell.achieved is None else slots_held(cell.achieved, tokens, tpot)
+    needed, held = _needed_and_held(cell)
     available, source = _available(cell)
     prefill = cell.window.mean_s("colocated", "prefill_s") if cell.mode == COLOCATED else None
     own = None if prefill is None or cell.offered is None else cell.offered * prefill
     return Slots(needed, held, available, source, reached(cell), own, cell.decoder)
+
+
+def _needed_and_held(cell: Measured) -> tuple[float | None, float | None]:
+    """Little's law over the cell, or class by class: what a class holds is its own rate x length x TPOT."""
+    if own := slots_by_class(cell):
+        return _sum([slots["needed"] for slots in own]), _sum([slots["held"] for slots in own])
+    answers = cell.answers
+    tokens, tpot = answers.mean(answers.output_tokens), answers.mean(answers.tpot_ms)
+    if tokens is None or tpot is None:
+        return None, None
+    needed = None if cell.offered is None else slots_held(cell.offered, tokens, tpot)
+    return needed, None if cell.achieved is None else slots_held(cell.achieved, tokens, tpot)
+
+
+def _sum(values: Sequence[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return sum(known) if len(known) == len(values) else None
 
 
 def _available(cell: Measured) -> tuple[int | None, str | None]:

@@ -148,9 +148,19 @@ class Steadiness:
 
 
 def judge(
-    answers: Answers, start: float, send_end: float, rate: float | None, streams: int | None = None
+    answers: Answers,
+    start: float,
+    send_end: float,
+    rate: float | None,
+    streams: int | None = None,
+    *,
+    even: bool = True,
 ) -> Steadiness:
-    """Judge one cell and repeat: `rate` is the asked rate of an open loop, `streams` a closed one's concurrency."""
+    """Judge one cell and repeat: `rate` is the asked rate of an open loop, `streams` a closed one's concurrency.
+
+    Not `even`: a trace, whose rate is only its mean. In sessions TTFT grows with the turn, since the history does; what
+    is judged is each turn against its like.
+    """
     if rate is not None and len(answers):
         rate *= 1 - answers.count("rejected") / len(answers)  # what is turned away is no load
     _, flying = in_flight(answers)
@@ -160,10 +170,10 @@ def judge(
         mean_e2el_s = (answers.mean(answers.e2el_ms) or 0.0) / 1000
         settled = answers.intended >= start + min(mean_e2el_s, WARM_IN_SHARE * (send_end - start))
     kept = settled & answers.ok
-    ttft, enough = answers.ttft_ms, int(answers.ok.sum()) >= MIN_REQUESTS
+    ttft, enough = like_for_like(answers), int(answers.ok.sum()) >= MIN_REQUESTS
     return Steadiness(
         ttft=trend(ttft[kept], answers.first[kept], rate) if kept.sum() >= MIN_REQUESTS else None,
-        flight=flight(answers, start, send_end, rate) if enough and rate is not None else None,
+        flight=flight(answers, start, send_end, rate, even) if enough and rate is not None else None,
         backlog=backlog(ttft[answers.ok], answers.first[answers.ok], rate) if enough and rate is not None else None,
         peak_in_flight=int(flying.max()) if len(flying) else 0,
         requests=len(answers),
@@ -172,7 +182,21 @@ def judge(
     )
 
 
-def flight(answers: Answers, start: float, send_end: float, rate: float) -> Flight | None:
+def like_for_like(answers: Answers) -> Floats:
+    """TTFT in ms, with the turns of sessions brought to one level: each in proportion to the median of its turn."""
+    ttft = answers.ttft_ms
+    measured = answers.ok & np.isfinite(ttft)
+    if not np.isfinite(answers.turn).any() or not measured.any():
+        return ttft
+    level = ttft.copy()
+    whole = float(np.median(ttft[measured]))
+    for turn in np.unique(answers.turn[measured]):
+        of = answers.turn == turn
+        level[of] *= whole / max(float(np.median(ttft[of & measured])), 1e-9)
+    return level
+
+
+def flight(answers: Answers, start: float, send_end: float, rate: float, even: bool) -> Flight | None:
     """Requests in flight after the ramp; `None` when the run is too short to have an after."""
     e2el = answers.e2el_ms[answers.ok] / 1000
     ramp = RAMP_E2ELS * float(np.median(e2el[: max(5, int(RAMP_OF_FIRST * len(e2el)))]))
@@ -184,7 +208,8 @@ def flight(answers: Answers, start: float, send_end: float, rate: float) -> Flig
     fifth = BLOCKS // 5
     ended = answers.done[np.isfinite(answers.done)]
     seen = int(((ended > start + ramp) & (ended <= send_end)).sum())
-    due = rate * (send_end - start - ramp)
+    asked = answers.intended
+    due = rate * (send_end - start - ramp) if even else float(((asked > start) & (asked <= send_end - ramp)).sum())
     return Flight(float(held[:fifth].mean()), float(held[-fifth:].mean()), mann_kendall_z(held), due, seen)
 
 

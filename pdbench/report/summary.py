@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from pdbench.report import steady_state
 from pdbench.report.answers import (
     Answers,
     Load,
@@ -22,9 +21,11 @@ from pdbench.report.answers import (
     read_answers,
     several_tokens_per_event,
 )
+from pdbench.report.breakdown import breakdown, steadiness
 from pdbench.report.cell import Measured, Part, measured
 from pdbench.report.demand import Slots, slots_of
 from pdbench.report.diagnosis import diagnose
+from pdbench.report.prefix import fewer_hits, prefix_cache
 from pdbench.report.split import Split, split_of
 from pdbench.report.validity import Finding, findings, is_void, merged
 from pdbench.report.verdict import cell_verdict, run_verdict
@@ -103,9 +104,12 @@ def cell_summary(cell: Measured, tpot0_ms: float | None = None) -> dict[str, Any
         "max_concurrency": cell.streams,
         "prompt_len": cell.cell.get("prompt_len"),
         "output_len": cell.cell.get("output_len"),
+        "traffic": cell.cell.get("traffic"),
         **whole,
         **_split_keys(split),
         "slots": _slot_keys(slots),
+        **breakdown(cell),
+        "prefix_cache": prefix_cache(cell),
         **_growth(cell),
         **servers(cell),
         "client": _client_keys(cell),
@@ -129,6 +133,7 @@ def _repeat(part: Part, single: Measured, found: Sequence[Finding], own: Mapping
         **own,
         **_split_keys(split_of(single)),
         "slots": _slot_keys(slots_of(single)),
+        **breakdown(single),
         **_growth(single),
         **_waiting(single),
         "validity": [finding.document() for finding in found],
@@ -163,10 +168,10 @@ def _split_keys(split: Split | None) -> dict[str, Any]:
 
 def _notes(cell: Measured, split: Split | None) -> list[str]:
     """What to keep in mind when reading the numbers, and what could not be told apart: remarks, no flags."""
-    notes = list(split.notes) if split is not None else []
+    notes = [*(cell.plan.get("notes") or ()), *(split.notes if split is not None else ())]
     if (several := several_tokens_per_event(cell.answers)) is not None and several > SEVERAL_TOKENS:
         notes.insert(0, f"events carry {several:.2g} tokens: ITL is per event, not per token.")
-    return notes
+    return [*notes, *fewer_hits(cell)]
 
 
 def _slot_keys(slots: Slots) -> dict[str, Any]:
@@ -176,8 +181,7 @@ def _slot_keys(slots: Slots) -> dict[str, Any]:
 
 def _growth(cell: Measured) -> dict[str, float]:
     """Growth of TTFT with the request index where a repeat was called growing: the steepest of them."""
-    loads = [part.load for part in cell.parts]
-    seen = [steady_state.judge(load.answers, load.start, load.send_end, cell.rate, cell.streams) for load in loads]
+    seen = () if cell.stages else steadiness(cell)
     growth = [judged.growth_ms for judged in seen if judged.growth_ms is not None]
     return {"ttft_growth_ms_per_request": max(growth)} if growth else {}
 

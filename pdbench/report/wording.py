@@ -87,8 +87,9 @@ def load_unit(cell: CellSummary) -> str:
 
 
 def place(cell: CellSummary, target: bool = False) -> str:
-    """`8 req/s x 16,384 tokens`, with the target in front where a run has several."""
-    name = f"{short(load(cell))} {load_unit(cell)} x {number_of_tokens(cell.get('prompt_len'))} tokens"
+    """`8 req/s x 16,384 tokens`, with the target in front where a run has several; other loads by their names."""
+    driven = clean(cell.get("traffic") or f"{short(load(cell))} {load_unit(cell)}", 80)
+    name = f"{driven} x {number_of_tokens(cell.get('prompt_len'))} tokens"
     return f"{clean(cell.get('target', ''), 40)}: {name}" if target else name
 
 
@@ -132,9 +133,7 @@ def cut_short(cell: CellSummary) -> str:
 
 def cell_sentence(cell: CellSummary) -> str:
     """The cell's verdict without the cell's name, which the views write in their own way."""
-    said = clean(cell.get("verdict") or "", 2000)
-    head, colon, rest = said.partition(": ")
-    said = rest if colon and " x " in head and head.startswith(short(load(cell))) else said
+    said = clean(cell.get("verdict") or "", 2000).removeprefix(f"{place(cell)}: ")
     return said if not is_cut(cell) or "cut short" in said else cut_short(cell) + "."
 
 

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 Texts = list[str] | None
 TARGET, LOAD, RUN = "What is measured", "What is sent", "The run"
+SHAPE = "Other shapes of traffic (docs/traffic.md)"
 
 
 def sweep(
@@ -78,7 +79,12 @@ def sweep(
     ] = None,
     output_len: Annotated[
         Texts,
-        typer.Option("--output-len", "--random-output-len", help="Output tokens: 128.", rich_help_panel=LOAD),
+        typer.Option(
+            "--output-len",
+            "--random-output-len",
+            help="Output tokens: 128, lognormal:MEAN:CV, trace:FILE.",
+            rich_help_panel=LOAD,
+        ),
     ] = None,
     num_prompts: Annotated[
         str | None, typer.Option(help="Requests a cell; lifts the 60 s.", rich_help_panel=LOAD)
@@ -100,6 +106,26 @@ def sweep(
     timeout: Annotated[str | None, typer.Option(help="Deadline of a request: 600s.", rich_help_panel=LOAD)] = None,
     goodput: Annotated[Texts, typer.Option(help="SLOs in ms: ttft:2000 tpot:30.", rich_help_panel=LOAD)] = None,
     repeats: Annotated[int | None, typer.Option(min=1, help="Measure the grid so often.", rich_help_panel=LOAD)] = None,
+    classes: Annotated[
+        Texts, typer.Option("--class", help="NAME:[PROMPT/]OUT@RATE; repeat to mix.", rich_help_panel=SHAPE)
+    ] = None,
+    ramp: Annotated[str | None, typer.Option(help="From 1 to 8 requests/s: 1:8.", rich_help_panel=SHAPE)] = None,
+    ramp_up_strategy: Annotated[
+        str | None, typer.Option(help="linear or exponential, as in vllm bench.", rich_help_panel=SHAPE)
+    ] = None,
+    steps: Annotated[
+        Texts, typer.Option(help="One rate after the other in one cell: 1,2,4,8.", rich_help_panel=SHAPE)
+    ] = None,
+    trace: Annotated[
+        str | None, typer.Option(help="Replay a trace: Azure's CSV, Mooncake's JSONL.", rich_help_panel=SHAPE)
+    ] = None,
+    speed: Annotated[Texts, typer.Option(help="The trace so many times as fast: 1,2.", rich_help_panel=SHAPE)] = None,
+    prefix_len: Annotated[
+        int | None, typer.Option(min=1, help="Prompt tokens shared with others.", rich_help_panel=SHAPE)
+    ] = None,
+    num_prefixes: Annotated[
+        int | None, typer.Option(min=1, help="Different shared beginnings: 1.", rich_help_panel=SHAPE)
+    ] = None,
     out: Annotated[Path | None, typer.Option(help="Run directory: runs/DATE-TIME.", rich_help_panel=RUN)] = None,
     resume: Annotated[Path | None, typer.Option(help="Go on with a run directory.", rich_help_panel=RUN)] = None,
     sample_interval: Annotated[
@@ -121,7 +147,7 @@ def sweep(
 
     named: dict[str, Any] = {name: given[name] or () if name in LISTS else given[name] for name in TARGET_FLAGS}
     flags = TargetFlags(**named)
-    load = {name: given[name] for name in DEFAULTS}
+    load = {name: given.get(name) for name in DEFAULTS}
     if out is not None:
         Run.refuse_existing(out)
     with contextlib.ExitStack() as stack:
@@ -149,18 +175,17 @@ async def _carry_out(
 ) -> tuple[Run, PdbenchError | None]:
     """Discover, warm up, measure. Returns what was measured and what ended it early, if anything did."""
     from pdbench.probe.discover import discover, notes
+    from pdbench.sweep.fit import fitted
     from pdbench.sweep.live import Live
     from pdbench.sweep.measure import measure
-    from pdbench.sweep.plan import refuse_what_does_not_fit
     from pdbench.sweep.start import new_run, sending
     from pdbench.sweep.warmup import warm_up
 
     async with sending(workers) as starting:
         known = {deployment.target: await discover(deployment) for deployment in deployments}
-        for deployment in known.values():
-            refuse_what_does_not_fit(plan, deployment)
-            for note in notes(deployment):
-                print(f"note: {note}", file=sys.stderr)
+        plan = fitted(plan, known.values())
+        for note in (*(note for deployment in known.values() for note in notes(deployment)), *plan.notes):
+            print(f"note: {note}", file=sys.stderr)
         chat = {target: await warm_up(deployment, plan) for target, deployment in known.items()}
         senders = await starting
         if run is None:

@@ -62,7 +62,7 @@ class Live:
         self.deployments = deployments
         self.console = console or Console(stderr=True, highlight=False)
         self.turns = list(plan.turns())
-        self.expected_s = [_expected_s(plan, cell) for cell, _ in self.turns]
+        self.expected_s = [plan.lasts_s(cell) for cell, _ in self.turns]
         self.took_s: dict[int, float] = {}
         self.turn = -1
         self.planned: int | None = None
@@ -135,7 +135,7 @@ class Live:
             drain = "" if self.expected_s[self.turn] else " to the last answer"
             parts.append(f"waiting <= {seen.waiting_max:,g}{drain}")
         again = f", repeat {repeat + 1}" if self.plan.repeats > 1 else ""
-        name = cell_name(cell, target=len(self.deployments) > 1).removesuffix(" tokens")
+        name = cell_name(self.plan, cell, target=len(self.deployments) > 1).removesuffix(" tokens")
         self._line(f"{self.turn + 1}/{len(self.turns)}  {name}{again}: ", parts)
 
     def _line(self, head: str, parts: Sequence[str] = ()) -> None:
@@ -148,7 +148,7 @@ class Live:
             self.console.print(Text(head + ", ".join(kept)), soft_wrap=not narrow)
 
     def _where(self, cell: Cell, repeat: int) -> str:
-        name = cell_name(cell, target=len(self.deployments) > 1)
+        name = cell_name(self.plan, cell, target=len(self.deployments) > 1)
         again = f", repeat {repeat + 1} of {self.plan.repeats}" if self.plan.repeats > 1 else ""
         return f"cell {self.turn + 1} of {len(self.turns)}: {name}{again}"
 
@@ -212,28 +212,20 @@ class Live:
         return max(sum(expected or 0 for expected in rest) + extra * len(rest) - elapsed, 0)
 
 
-def cell_name(cell: Cell, *, target: bool) -> str:
-    """`8 req/s x 16,384 tokens`, or `32 streams, closed loop x ...`."""
+def cell_name(plan: Plan, cell: Cell, *, target: bool) -> str:
+    """`8 req/s x 16,384 tokens`, or `32 streams, closed loop x ...`, or another load by its name."""
     load = (
         f"{cell.request_rate:g} req/s"
         if cell.request_rate is not None
         else f"{cell.max_concurrency} streams, closed loop"
     )
-    name = f"{load} x {cell.prompt_len:,} tokens"
-    shown = "".join(c for c in cell.target if c.isprintable())
+    name = f"{plan.traffic(cell) or load} x {cell.prompt_len:,} tokens"
+    name, shown = ("".join(c for c in text if c.isprintable()) for text in (name, cell.target))
     return f"{shown}: {name}" if target else name
 
 
 def _ms(value: float) -> str:
     return f"{value:,.0f} ms" if value >= 100 else f"{value:.3g} ms"
-
-
-def _expected_s(plan: Plan, cell: Cell) -> float | None:
-    """How long a cell sends, where the plan says it."""
-    limits = [plan.duration_s] if plan.duration_s else []
-    if plan.num_prompts and cell.request_rate:
-        limits.append(plan.num_prompts / cell.request_rate)
-    return min(limits) if limits else None
 
 
 def _count(value: float | None) -> str:

@@ -4,24 +4,38 @@ from __future__ import annotations
 
 import math
 import secrets
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from pdbench.errors import UsageError
 from pdbench.quantities import count, positive, seconds, several
+from pdbench.sweep.lengths import Law, law, laws, the_trace
+from pdbench.sweep.load_options import LOADS, OF_LOAD, WITH_CLASSES, Load, flag, load_of
 from pdbench.sweep.plan import DEFAULT_DURATION_S, Plan, grid
 
 DEFAULTS: dict[str, Any] = {
-    "rates": ["1", "2", "4", "8"],
+    "rates": [],
     "max_concurrency": [],
-    "prompt_lens": ["1024", "16384"],
-    "output_len": ["128"],
+    "ramp": None,
+    "ramp_up_strategy": None,
+    "steps": [],
+    "trace": None,
+    "speed": [],
+    "sessions": [],
+    "turns": None,
+    "think_time": None,
+    "classes": [],
+    "prompt_lens": [],
+    "output_len": [],
+    "prefix_len": None,
+    "num_prefixes": None,
     "num_prompts": None,
     "duration": None,
     "burstiness": 1.0,
     "arrivals": None,
     "seed": None,
-    "endpoint": "completions",
+    "endpoint": None,
     "vocab_size": 4000,
     "ignore_eos": True,
     "timeout": "600s",
@@ -29,9 +43,14 @@ DEFAULTS: dict[str, Any] = {
     "repeats": 1,
     "sample_interval": "500ms",
 }
+DEFAULT_RATES = ["1", "2", "4", "8"]
+DEFAULT_PROMPT_LENS = [1024, 16384]
+DEFAULT_TURN_LEN = 512  # of each message in a session
+DEFAULT_OUTPUT_LEN = 128
 SLO_METRICS = ("ttft", "tpot", "itl", "e2el")
 ARRIVALS = ("poisson", "gamma", "constant")
 FIRST_TOKEN_ID = 256
+OF_A_TRACE = ("prompt_lens", "output_len", "prefix_len", "num_prefixes", "arrivals", "burstiness")  # it brings its own
 
 
 def merged(flags: Mapping[str, Any], file: Mapping[str, Any], where: str) -> dict[str, Any]:
@@ -41,15 +60,16 @@ def merged(flags: Mapping[str, Any], file: Mapping[str, Any], where: str) -> dic
         raise UsageError(f"{where}: unknown key sweep.{unknown[0]}.", f"Known are: {', '.join(sorted(DEFAULTS))}.")
     options = {name: _listed(name, value) for name, value in {**DEFAULTS, **file}.items()}
     given = {name: value for name, value in flags.items() if value is not None and value != []}
-    # A flag that chooses the loop or the length of a cell takes the place of what the file said about it.
-    for one, other in (("rates", "max_concurrency"), ("num_prompts", "duration")):
-        if one in given and other not in given:
-            options[other] = DEFAULTS[other] if one == "num_prompts" else []
-        if other in given and one not in given:
-            options[one] = [] if other == "max_concurrency" else DEFAULTS[one]
-    if options["max_concurrency"] and "rates" not in file and "rates" not in given:
-        options["rates"] = []
-    return {**options, **given}
+    # A flag that chooses the load or the length of a cell takes the place of what the file said about it.
+    replaced: set[str] = set()
+    if given.keys() & {*LOADS, "classes"}:
+        replaced |= {*LOADS, *OF_LOAD} | (set() if given.keys() & set(WITH_CLASSES) else {"classes"})
+        replaced |= set(OF_A_TRACE) if "trace" in given else set()
+    if given.keys() & {"num_prompts", "duration"}:
+        replaced |= {"num_prompts", "duration"}
+    options |= {name: DEFAULTS[name] for name in replaced}
+    options |= given
+    return options if any(options[name] for name in (*LOADS, "classes")) else {**options, "rates": DEFAULT_RATES}
 
 
 def _listed(name: str, value: Any) -> Any:
@@ -60,46 +80,105 @@ def _listed(name: str, value: Any) -> Any:
 
 def plan_from(options: Mapping[str, Any], targets: list[str]) -> Plan:
     """The plan of merged options. Raises UsageError with the flag that is wrong."""
-    if any(word.strip().lower() == "inf" for text in options["rates"] for word in text.split(",")):
-        raise UsageError(
-            "--rates inf sends everything at once, which measures the number of prompts.",
-            "For the most that the deployment takes give a closed loop: --max-concurrency 8,16,32.",
-        )
-    rates = several(options["rates"], "--rates", positive)
-    concurrencies = several(options["max_concurrency"], "--max-concurrency", count)
-    if rates and concurrencies:
-        raise UsageError(
-            "--rates is an open loop and --max-concurrency a closed one.",
-            "Give one of them; run the other as a second sweep.",
-        )
-    if not rates and not concurrencies:
-        raise UsageError("no load is given.", "Give --rates 1,2,4 (open loop) or --max-concurrency 8 (closed loop).")
-    prompt_lens = several(options["prompt_lens"], "--prompt-lens", count)
-    output_lens = several(options["output_len"], "--output-len", count)
     arrivals, burstiness = _arrivals(options)
     num_prompts = None if options["num_prompts"] is None else int(_number(options, "num_prompts", count))
     duration_s = _duration(options, num_prompts)
+    load = load_of(options, num_prompts, duration_s)
+    prompt_lens, output_lens = _lengths(options, load, num_prompts)
     vocab_size = int(_number(options, "vocab_size", count))
     if vocab_size <= FIRST_TOKEN_ID + 1:
         raise UsageError(f"--vocab-size must be above {FIRST_TOKEN_ID + 1}: ids are drawn from {FIRST_TOKEN_ID} up.")
-    if options["endpoint"] not in ("completions", "chat"):
-        raise UsageError(f"--endpoint is completions or chat, not {options['endpoint']!r}.")
+    cells = grid(targets, load.rates, load.streams, prompt_lens, output_lens, load.speeds)
+    prefix_len, num_prefixes = _prefixes(options, load, [cell.prompt_len for cell in cells])
     return Plan(
-        cells=grid(targets, rates, concurrencies, prompt_lens, output_lens),
+        cells=cells,
         repeats=int(_number(options, "repeats", count)),
-        arrivals=arrivals,
+        arrivals="trace" if load.trace else arrivals,
         burstiness=burstiness,
         num_prompts=num_prompts,
-        duration_s=duration_s,
+        duration_s=math.fsum(stage.duration_s for stage in load.stages) if load.stages else duration_s,
         seed=_seed(options["seed"]) if options["seed"] is not None else 0,
         prompt_seed=None if options["seed"] is not None else secrets.randbits(63),
-        endpoint=options["endpoint"],
+        endpoint=_endpoint(options, load),
         vocab_size=vocab_size,
         ignore_eos=bool(options["ignore_eos"]),
         timeout_s=_time(options, "timeout"),
         goodput_ms=_goodput(options["goodput"]),
         sample_interval_s=_time(options, "sample_interval"),
+        stages=load.stages,
+        classes=load.classes,
+        trace=load.trace,
+        session_turns=load.turns,
+        think_s=load.think_s,
+        digests=_digests(load, output_lens),
+        prefix_len=prefix_len,
+        num_prefixes=num_prefixes,
+        notes=_left_out(load),
     )
+
+
+def _lengths(options: Mapping[str, Any], load: Load, num_prompts: int | None) -> tuple[list[int], list[Law]]:
+    """Prompt lengths and laws of answers over which the grid goes; means, where the load brings its own."""
+    if load.trace:
+        requests = the_trace(Path(load.trace)).requests[:num_prompts]
+        prompts, outputs = ([getattr(each, name) for each in requests] for name in ("prompt_tokens", "output_tokens"))
+        return [_mean(prompts, [1] * len(prompts))], [Law(_mean(outputs, [1] * len(outputs)))]
+    prompt_lens = several(options["prompt_lens"], "--prompt-lens", count)
+    output_lens = laws(options["output_len"])
+    rates = [each.rate for each in load.classes]
+    if load.classes:
+        if output_lens:
+            raise UsageError("--output-len does not go with --class: each class names its answers.")
+        output_lens = [Law(_mean([law(each.output_law).mean for each in load.classes], rates))]
+        own = [each.prompt_len for each in load.classes if each.prompt_len is not None]
+        if len(own) == len(load.classes):
+            if prompt_lens:
+                raise UsageError("--prompt-lens does not go with classes that all name their prompts.")
+            prompt_lens = [_mean(own, rates)]
+    default = [DEFAULT_TURN_LEN] if load.turns else DEFAULT_PROMPT_LENS
+    return prompt_lens or default, output_lens or [Law(DEFAULT_OUTPUT_LEN)]
+
+
+def _mean(values: Sequence[float], weights: Sequence[float]) -> int:
+    return max(1, round(math.fsum(v * w for v, w in zip(values, weights, strict=True)) / math.fsum(weights)))
+
+
+def _endpoint(options: Mapping[str, Any], load: Load) -> str:
+    endpoint = options["endpoint"] or ("chat" if load.turns else "completions")
+    if endpoint not in ("completions", "chat"):
+        raise UsageError(f"--endpoint is completions or chat, not {endpoint!r}.")
+    if load.turns and endpoint != "chat":
+        raise UsageError("--sessions are chats: they need --endpoint chat.")
+    return str(endpoint)
+
+
+def _prefixes(options: Mapping[str, Any], load: Load, prompt_lens: Sequence[int]) -> tuple[int, int]:
+    """Length and number of the shared beginnings of prompts; every prompt must be longer than its own."""
+    if options["prefix_len"] is None:
+        if options["num_prefixes"] is not None:
+            raise UsageError("--num-prefixes goes with --prefix-len.", "Such as --prefix-len 512 --num-prefixes 4.")
+        return 0, 1
+    prefix_len = int(_number(options, "prefix_len", count))
+    own = [each.prompt_len for each in load.classes]
+    shortest = min([*(n for n in own if n is not None), *(prompt_lens if None in own or not own else ())])
+    if prefix_len >= shortest:
+        raise UsageError(
+            f"--prefix-len {prefix_len} leaves nothing of its own to a prompt of {shortest} tokens.",
+            "The prefix is a part of the prompt: choose longer prompts or a shorter prefix.",
+        )
+    return prefix_len, 1 if options["num_prefixes"] is None else int(_number(options, "num_prefixes", count))
+
+
+def _left_out(load: Load) -> tuple[str, ...]:
+    left_out = the_trace(Path(load.trace)).left_out if load.trace else 0
+    return (f"{left_out:,} requests of the trace have no prompt or no answer and were left out.",) if left_out else ()
+
+
+def _digests(load: Load, output_lens: Sequence[Law]) -> dict[str, str]:
+    """What the traces held that the plan rests on, by their paths."""
+    texts = [each.text for each in output_lens] + [each.output_law for each in load.classes]
+    paths = {text.removeprefix("trace:") for text in texts if text.startswith("trace:")} | {load.trace or ""}
+    return {path: the_trace(Path(path)).digest for path in sorted(paths) if path}
 
 
 def _arrivals(options: Mapping[str, Any]) -> tuple[str, float]:
@@ -119,13 +198,13 @@ def _arrivals(options: Mapping[str, Any]) -> tuple[str, float]:
 def _duration(options: Mapping[str, Any], num_prompts: int | None) -> float | None:
     if options["duration"] is not None:
         return _time(options, "duration")
-    return DEFAULT_DURATION_S if num_prompts is None else None
+    return DEFAULT_DURATION_S if num_prompts is None and not options["trace"] else None
 
 
 def _time(options: Mapping[str, Any], name: str) -> float:
-    value = seconds(str(options[name]), f"--{name.replace('_', '-')}")
+    value = seconds(str(options[name]), flag(name))
     if value <= 0:
-        raise UsageError(f"--{name.replace('_', '-')} must be above 0.")
+        raise UsageError(f"{flag(name)} must be above 0.")
     return value
 
 
@@ -133,7 +212,7 @@ def _number(options: Mapping[str, Any], name: str, kind: Any) -> Any:
     try:
         return kind(str(options[name]))
     except ValueError:
-        raise UsageError(f"--{name.replace('_', '-')} wants a number above 0, not {options[name]!r}.") from None
+        raise UsageError(f"{flag(name)} wants a number above 0, not {options[name]!r}.") from None
 
 
 def _seed(value: Any) -> int:

@@ -5,14 +5,13 @@ from __future__ import annotations
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from pdbench.deployment import Deployment
-from pdbench.errors import UsageError
 from pdbench.sweep.classes import TrafficClass
-from pdbench.sweep.lengths import Law
+from pdbench.sweep.lengths import Law, the_trace
 from pdbench.sweep.stages import Stage
 
 DEFAULT_DURATION_S = 60.0
@@ -65,6 +64,7 @@ class Plan:
     session_turns: int | None = None  # sessions of so many turns, `max_concurrency` of them at a time
     think_s: float = 0.0  # mean pause of a session before each turn
     max_model_len: int | None = None  # what a trace or a law asks beyond it is cut
+    notes: tuple[str, ...] = ()  # what a reader of the figures must know of it
     digests: Mapping[str, str] = field(default_factory=dict)  # SHA-256 of each trace that was read
 
     def turns(self) -> Iterator[tuple[Cell, int]]:
@@ -91,24 +91,31 @@ class Plan:
 
     def document(self) -> dict[str, Any]:
         """The plan as stored in run.json."""
-        return {**asdict(self), "cells": [{**asdict(cell), "loop": cell.loop} for cell in self.cells]}
+        cells = [{**asdict(cell), "loop": cell.loop, "traffic": self.traffic(cell)} for cell in self.cells]
+        return {**asdict(self), "cells": cells}
 
+    def traffic(self, cell: Cell) -> str | None:
+        """What drives the cell, where that is more than a rate or a number of streams."""
+        if self.trace is not None:
+            speed = "" if cell.speed == 1 else f" at speed {cell.speed:g}"
+            return f"{Path(self.trace).name}{speed}, {cell.request_rate:.3g} req/s"
+        if self.session_turns is not None:
+            return f"{cell.max_concurrency} sessions of {self.session_turns} turns"
+        names = " + ".join(each.name for each in self.classes)
+        if self.stages:
+            way = [self.stages[0].start, *(stage.end for stage in self.stages)]
+            way = [rate for number, rate in enumerate(way) if number == 0 or rate != way[number - 1]]
+            return f"{' to '.join(f'{rate:g}' for rate in way)} req/s{f' of {names}' if names else ''}"
+        return f"{cell.request_rate:g} req/s of {names}" if names else None
 
-def refuse_what_does_not_fit(plan: Plan, deployment: Deployment) -> None:
-    """Raise UsageError when a cell's prompt and answer are longer than a server's context.
-
-    Servers differ in what they do then: an error, or, for the answer's part, silently fewer tokens.
-    """
-    limits = [
-        server.facts.max_model_len for server in deployment.servers if server.facts and server.facts.max_model_len
-    ]
-    longest = max(plan.cells, key=lambda cell: cell.prompt_len + cell.output_len)
-    if limits and longest.prompt_len + longest.output_len > min(limits):
-        raise UsageError(
-            f"a prompt of {longest.prompt_len} and an answer of {longest.output_len} tokens do not fit into "
-            f"max_model_len {min(limits)}.",
-            "Choose smaller --prompt-lens or --output-len, or start the servers with a larger --max-model-len.",
-        )
+    def lasts_s(self, cell: Cell) -> float | None:
+        """How long a cell sends, where the plan says it."""
+        limits = [self.duration_s] if self.duration_s else []
+        if self.trace is not None:
+            limits.append(the_trace(Path(self.trace)).span_s / (cell.speed or 1.0))
+        if self.num_prompts and cell.request_rate:
+            limits.append(self.num_prompts / cell.request_rate)
+        return min(limits) if limits else None
 
 
 def _place(cell: Cell) -> tuple[Any, ...]:
@@ -144,7 +151,8 @@ def plan_of(document: Mapping[str, Any]) -> Plan:
     cells = tuple(Cell(**_known(cell, Cell)) for cell in document["cells"])
     stages = tuple(Stage(**_known(stage, Stage)) for stage in document.get("stages", ()))
     classes = tuple(TrafficClass(**_known(each, TrafficClass)) for each in document.get("classes", ()))
-    return Plan(**{**_known(document, Plan), "cells": cells, "stages": stages, "classes": classes})
+    notes = tuple(document.get("notes", ()))
+    return Plan(**{**_known(document, Plan), "cells": cells, "stages": stages, "classes": classes, "notes": notes})
 
 
 def _known(document: Mapping[str, Any], kind: Any) -> dict[str, Any]:

@@ -12,6 +12,7 @@ from pdbench.run import RequestRow
 from pdbench.sweep.client import Client
 from pdbench.sweep.clients import open_client
 from pdbench.sweep.drive import through_proxy
+from pdbench.sweep.fit import longest_prompt
 from pdbench.sweep.plan import Plan
 from pdbench.sweep.prompts import (
     WORDS,
@@ -40,13 +41,13 @@ async def warm_up(deployment: Deployment, plan: Plan, *, deadline_s: float = DEA
     Raises UsageError when the deployment refuses what the plan asks for, Unreachable when it does not answer.
     """
     pairs = max(1, len(deployment.of("prefill"))) * max(1, len(deployment.of("decode")))
-    longest = max((cell.prompt_len for cell in plan.cells), default=_PROMPT_LEN)
+    longest = longest_prompt(plan)
     async with open_client(deployment.entry.url) as client:
         scout = _Scout(client, deployment, replace(plan, timeout_s=min(plan.timeout_s, deadline_s)))
         if plan.endpoint == "chat":
             few = await scout.words(_FEW_WORDS)
             chat = calibrate((_FEW_WORDS, few), (_MANY_WORDS, await scout.words(_MANY_WORDS)))
-            for cell in plan.cells:
+            for cell in plan.cells if plan.trace is None else ():
                 chat.words(cell.prompt_len)
             for _ in range(pairs * ROUNDS - 2):
                 await scout.words(_FEW_WORDS)

@@ -20,7 +20,8 @@ def answers(sent: np.ndarray, first: np.ndarray, last: np.ndarray) -> Answers:
     tokens = np.full(n, 128.0)
     nothing = tuple(np.array([]) for _ in range(n))
     same = (tokens,) * 6
-    return Answers(np.full(n, "ok"), sent, sent, first, last, last, *same, nothing, nothing)
+    whose = (np.full(n, "default"), np.full(n, np.nan), np.zeros(n))
+    return Answers(np.full(n, "ok"), sent, sent, first, last, last, *same, *whose, nothing, nothing)
 
 
 def slots(seed: int, c: int, rho: float, n: int, hold_s: float = 1.33, cv2: float = 1.0) -> Steadiness:
