@@ -72,6 +72,31 @@ def test_burstiness_names_the_arrivals() -> None:
         ({"vocab_size": 256}, "--vocab-size"),
         ({"endpoint": "responses"}, "--endpoint"),
         ({"seed": "-1"}, "--seed"),
+        ({"ramp": "1"}, "--ramp"),
+        ({"ramp": "0:0"}, "--ramp"),
+        ({"ramp": "-1:2"}, "--ramp"),
+        ({"ramp": "0:8", "ramp_up_strategy": "exponential"}, "exponential"),
+        ({"ramp": "1:8", "ramp_up_strategy": "log"}, "--ramp-up-strategy"),
+        ({"ramp_up_strategy": "linear"}, "--ramp"),
+        ({"ramp": "1:8", "rates": ["1"]}, "--rates and --ramp"),
+        ({"steps": ["1,x"]}, "--steps"),
+        ({"classes": ["chat"]}, "--class"),
+        ({"classes": ["chat:128@0"]}, "--class"),
+        ({"classes": ["chat:128@1", "chat:64@1"]}, "twice"),
+        ({"classes": ["chat:normal:3:1@1"]}, "normal"),
+        ({"classes": ["chat:128@1"], "output_len": ["5"]}, "--output-len"),
+        ({"classes": ["chat:9/128@1"], "prompt_lens": ["5"]}, "--prompt-lens"),
+        ({"classes": ["chat:128@1"], "max_concurrency": ["5"]}, "--class"),
+        ({"output_len": ["lognormal:0:1"]}, "--output-len"),
+        ({"output_len": ["lognormal:8"]}, "--output-len"),
+        ({"output_len": ["trace:nowhere.csv"]}, "nowhere.csv"),
+        ({"trace": "nowhere.csv"}, "nowhere.csv"),
+        ({"trace": "nowhere.csv", "prompt_lens": ["5"]}, "--prompt-lens"),
+        ({"trace": "nowhere.csv", "burstiness": 0.5}, "--burstiness"),
+        ({"speed": ["2"]}, "--trace"),
+        ({"prefix_len": 1024, "prompt_lens": ["1024"]}, "--prefix-len"),
+        ({"prefix_len": 64, "classes": ["a:64/1@1"]}, "--prefix-len"),
+        ({"num_prefixes": 2}, "--prefix-len"),
     ],
 )
 def test_a_wrong_value_names_its_flag(flags: dict[str, Any], named: str) -> None:
@@ -84,6 +109,38 @@ def test_goodput_takes_repeats_commas_and_words() -> None:
     wanted = {"ttft": 2000.0, "tpot": 30.0}
     for values in (["ttft:2000", "tpot:30"], ["ttft:2000,tpot:30"], ["ttft:2000 tpot:30"]):
         assert plan(goodput=values).goodput_ms == wanted
+
+
+def test_every_load_takes_the_place_of_what_the_file_said() -> None:
+    loads: list[dict[str, Any]] = [
+        {"rates": ["3"]}, {"max_concurrency": ["3"]}, {"ramp": "1:5"}, {"steps": ["2,4"]}, {"classes": ["a:7@3"]},
+    ]  # fmt: skip
+    alone = [plan(prompt_lens=["512"], **load).cells for load in loads]
+    for file in loads:
+        for load, cells in zip(loads, alone, strict=True):
+            if "classes" in file and "max_concurrency" not in load and "classes" not in load:
+                continue  # there they are shares of the whole
+            assert plan(dict(file), prompt_lens=["512"], **load).cells == cells
+    shares = plan({"classes": ["a:7@3", "b:9@1"]}, rates=["8"])
+    assert [each.name for each in shares.classes] == ["a", "b"] and shares.cells[0].request_rate == 8
+
+
+def test_classes_with_prompts_of_their_own_are_one_cell_and_others_go_over_the_grid() -> None:
+    own = plan(classes=["chat:512/128@7,agent:4096/2000@1"])
+    assert [(c.request_rate, c.prompt_len, c.output_len) for c in own.cells] == [(8.0, 960, 362)]
+    grid_of = plan(classes=["chat:128@7", "agent:2000@1"], prompt_lens=["512,1024"])
+    assert [c.prompt_len for c in grid_of.cells] == [512, 1024]
+
+
+def test_what_drives_a_cell_has_a_name() -> None:
+    def named(**flags: Any) -> str | None:
+        made = plan(**flags)
+        return made.traffic(made.cells[0])
+
+    assert named() is None
+    assert named(ramp="1:8") == "1 to 8 req/s"
+    assert named(steps=["2,4,2"], classes=["chat:128@7", "agent:9@1"]) == "2 to 4 to 2 req/s of chat + agent"
+    assert named(classes=["chat:128@7", "agent:9@1"]) == "8 req/s of chat + agent"
 
 
 def test_seeds_differ_between_cells_and_repeats_and_are_shared_by_targets() -> None:

@@ -72,9 +72,9 @@ def stretches(cell: Measured) -> list[Stretch]:
 
 def in_stretch(stretch: Stretch, load: Load) -> Load:
     """The requests that were due in the stretch, with it as their send window."""
-    start, end = load.start + stretch.start_s, min(load.start + stretch.end_s, load.send_end)
+    start, end = load.start + stretch.start_s, load.start + stretch.end_s
     due = (load.answers.intended >= start) & (load.answers.intended < end)
-    return replace(load, answers=load.answers.chosen(due), start=start, send_end=max(start, end))
+    return replace(load, answers=load.answers.chosen(due), start=start, send_end=max(start, min(end, load.send_end)))
 
 
 def requests_due(stages: Sequence[Mapping[str, Any]], t: Floats) -> Floats:

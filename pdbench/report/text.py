@@ -12,6 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from pdbench.report.columns import NUMBERS, Column, Layout, arrange, reach_of, split_columns, target_column
+from pdbench.report.part_tables import part_lines
 from pdbench.report.wording import (
     TOO_FEW,
     CellSummary,
@@ -81,7 +82,7 @@ def final_table(summary: Summary, width: int) -> RenderableType:
     if cells:
         leading, meant = target_column(targets(summary)) if several else (None, {})
         first = [leading] if leading is not None else []
-        parts += [*_blank(parts), *_numbers(summary, cells, first, meant, width)]
+        parts += [*_blank(parts), *_numbers(summary, cells, first, meant, width), *part_lines(cells, several, width)]
         parts += [*_split(cells, first, several, width), *_notes(cells, several), *_warnings(cells, several)]
     simulated = ("SIMULATED. ", "bold magenta") if summary.get("simulated") else ""
     return Group(*parts, *_blank(parts), Text.assemble(simulated, (said, "bold")))

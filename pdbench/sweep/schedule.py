@@ -154,7 +154,7 @@ def _replayed(plan: Plan, cell: Cell) -> Schedule:
         plan.max_model_len,
     )
     blocks = tuple(request.blocks for request in requests) if any(request.blocks for request in requests) else ()
-    shared = np.minimum(_known_tokens(blocks), prompt_len) if blocks else np.zeros(n, dtype=np.int64)
+    shared = _known_tokens(blocks, prompt_len) if blocks else np.zeros(n, dtype=np.int64)
     none = np.full(n, -1, dtype=np.int64)
     return Schedule(offsets, np.zeros(n, dtype=np.int64), ("default",), prompt_len, output_len, none, 0, blocks, shared)
 
@@ -181,12 +181,16 @@ def fitted(prompt_len: Ints, output_len: Ints, longest: int | None) -> tuple[Int
     return prompt_len, np.minimum(output_len, longest - prompt_len)
 
 
-def _known_tokens(blocks: Sequence[Sequence[int]]) -> Ints:
-    """For each prompt, tokens of the leading blocks that an earlier prompt had."""
-    known: set[int] = set()
+def _known_tokens(blocks: Sequence[Sequence[int]], prompt_len: Ints) -> Ints:
+    """For each prompt, the tokens that it begins with and an earlier prompt began with too."""
+    known: dict[int, int] = {}  # block -> tokens of it that were in some prompt: the last block may be cut
     found = np.zeros(len(blocks), dtype=np.int64)
     for place, ids in enumerate(blocks):
-        leading = next((number for number, block in enumerate(ids) if block not in known), len(ids))
-        found[place] = leading * BLOCK_TOKENS
-        known.update(ids)
+        leading = True
+        for number, block in enumerate(ids):
+            own = max(0, min(BLOCK_TOKENS, int(prompt_len[place]) - number * BLOCK_TOKENS))
+            before = known.get(block, 0)
+            found[place] += min(own, before) if leading else 0
+            leading = leading and before == BLOCK_TOKENS
+            known[block] = max(own, before)
     return found

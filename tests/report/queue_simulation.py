@@ -50,6 +50,7 @@ class World:
     client: dict[str, Any] = field(default_factory=dict)
     tamper: Callable[[float, str, list[list[Any]]], list[list[Any]]] | None = None  # (t, role, rows) -> rows
     plan: dict[str, Any] = field(default_factory=dict)
+    times: np.ndarray | None = None  # arrivals in place of drawn ones
 
 
 @dataclass
@@ -70,6 +71,10 @@ class Req:
 
 def simulate(w: World) -> list[Req]:
     rng = np.random.default_rng(w.seed)
+    if w.times is not None:
+        reqs = [Req(i, float(t)) for i, t in enumerate(w.times)]
+        _serve(w, reqs)
+        return reqs
     if w.rate is not None:
         if w.arrivals == "constant":
             gaps = np.full(w.n, 1 / w.rate)
@@ -331,7 +336,8 @@ def write_cell(run: Run, cell: int, repeat: int, w: World, origin: float, entrie
             }
             known |= {"prompt_len": w.prompt, "output_len": w.tokens}
             known |= {k: v for k, v in r.row.items() if k not in times}
-            row = RequestRow(cell, repeat, "default", ids[r.i], "default", r.i, **(shifted | known))
+            named = {"request_class": "default", "request_id": ids[r.i], "target": "default", "index": r.i}
+            row = RequestRow(cell, repeat, **(named | shifted | known))
             rows.write(json.dumps(request_record(row)) + "\n")
             chunks.write(json.dumps({"request_id": ids[r.i], "offset_s": r.offsets}) + "\n")
     end = max(r.last for r in reqs) + 0.05
