@@ -41,6 +41,10 @@ class PcieLink:
     def now_gb_s(self) -> float | None:
         return pcie_gb_s(self.gen_now, self.width_now)
 
+    @property
+    def max_gb_s(self) -> float | None:
+        return pcie_gb_s(self.gen_max, self.width_max)
+
 
 def address(bus_id: str) -> str | None:
     """NVML's `00000000:19:00.0` as sysfs writes it; None for what is no address."""

@@ -11,7 +11,8 @@ import pytest
 from tests.probe_topo.conftest import Look
 from tests.probe_topo.tables import table
 from tests.probe_topo.test_views import MACHINES, hostile
-from tests.report_views.chromium import BINARY, chromium
+from tests.report_views.chromium import AXE, BINARY, chromium
+from tests.report_views.test_browser import SERIOUS
 
 pytestmark = [
     pytest.mark.browser,
@@ -52,3 +53,24 @@ async def shown(files: list[Path]) -> None:
             assert await page.run("document.documentElement.scrollWidth <= innerWidth"), file.name
             assert await page.run(OVERFLOWS) == [], file.name
             assert await page.run(OUTSIDE) == [], file.name
+
+
+@pytest.mark.skipif(
+    not AXE.exists(), reason="no axe-core here: npm install --prefix .work/axe axe-core (as .ci/run does)"
+)
+@pytest.mark.parametrize("dark", [False, True])
+def test_axe_finds_no_serious_fault(look: Look, hgx_host: Path, tmp_path: Path, dark: bool) -> None:
+    files = []
+    for name in ("h200", "l40s", "lost", "unknown"):
+        files.append(tmp_path / f"{name}.html")
+        request = {"views": True, "root": hgx_host, "roles": ["prefill=0", "decode=1"]}
+        files[-1].write_text(look(table(MACHINES[name]), **request)["page"], encoding="utf-8")
+
+    async def check() -> None:
+        async with chromium() as page:
+            for file in files:
+                await page.open(file, dark=dark)
+                await page.run(AXE.read_text() + "; true")
+                assert await page.run(SERIOUS) == [], file.name
+
+    asyncio.run(check())

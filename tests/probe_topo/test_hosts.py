@@ -63,6 +63,37 @@ def test_one_port_for_all_gpus(look: Look, tmp_path: Path) -> None:
     assert "nic-far" in codes(seen, "note")
 
 
+def test_as_many_ports_as_gpus_are_not_shared(look: Look, tmp_path: Path) -> None:
+    tree = Tree(tmp_path)
+    nodes(tree, "0-31")
+    for port in range(2):
+        tree.rdma(f"mlx5_{port}", tree.pci(f"pci0000:c0/0000:c0:0{port + 1}.0/0000:c{port + 1}:00.0"))
+    two, three = (look(table(h200(count)), root=tree.root)["outlets"] for count in (2, 3))
+    assert [way["nics"] for way in two] == [["mlx5_0:1", "mlx5_1:1"]] * 2
+    assert [way["shared_with"] for way in two] == [[], []]
+    assert [way["shared_with"] for way in three] == [[1, 2], [0, 2], [0, 1]]
+
+
+@pytest.mark.parametrize(
+    ("kernel", "version", "possible"),
+    [
+        ("5.11.22-generic", OPEN_MODULE, False),
+        ("5.12.0", OPEN_MODULE, True),
+        ("6.8.0-45-generic", OPEN_MODULE, True),
+        ("6.8.0-45-generic", CLOSED_MODULE, False),
+        ("6.8.0-45-generic", None, None),
+        ("future", OPEN_MODULE, None),
+    ],
+)
+def test_dmabuf_takes_a_recent_kernel_and_the_open_module(
+    tmp_path: Path, kernel: str, version: str | None, possible: bool | None
+) -> None:
+    plain(tmp_path / "proc/sys/kernel/osrelease", kernel)
+    if version is not None:
+        plain(tmp_path / "proc/driver/nvidia/version", version)
+    assert read_host(tmp_path).dmabuf_possible is possible
+
+
 @pytest.mark.parametrize(
     ("module", "registered", "version", "code"),
     [
@@ -115,6 +146,36 @@ def test_acs_on_the_switch_of_a_pair(look: Look, tmp_path: Path, control: int | 
     assert ("acs-redirect" in codes(seen, "warn")) == (redirects is True)
     assert ("acs-unknown" in codes(seen, "note")) == (redirects is None)
     assert ("ACS" in seen["pairs"][0]["verdict"]) == (redirects is True)
+
+
+def two_switches(root: Path, uplink_width: int = 16) -> Tree:
+    """The eight A100 below two PCIe switches, four each, whose uplinks are all there is to the host."""
+    tree = Tree(root)
+    for index in range(8):
+        socket = index // 4
+        port = f"0000:{0xA0 + socket:02x}:00.0"
+        above = f"pci0000:{0xA0 + socket:02x}/0000:{0xA0 + socket:02x}:01.0/{port}"
+        tree.pci(
+            f"{above}/0000:{0xB0 + socket:02x}:0{index % 4}.0/0000:{2 + index}1:00.0", numa=socket, gen=4, gen_max=4
+        )
+        tree.device(port, max_link_speed="16.0 GT/s PCIe", max_link_width=uplink_width)
+    return tree
+
+
+def test_ranks_behind_one_switch_share_its_uplink(look: Look, tmp_path: Path) -> None:
+    tree = two_switches(tmp_path)
+    plan = look(table(a100_pcie()), root=tree.root, roles=["prefill=0-3", "decode=4-7"])["plan"]
+    assert [(one["switch"], one["gpus"]) for one in plan["shared"]] == [
+        ("0000:a0:00.0", [0, 1, 2, 3]),
+        ("0000:a1:00.0", [4, 5, 6, 7]),
+    ]
+    assert {round(one["each_gb_s"], 2) for one in plan["shared"]} == {7.88}
+    seen = look(table(a100_pcie()), root=tree.root, roles=["prefill=0", "decode=4"], views=True)
+    assert seen["document"]["plan"]["shared"] == [], "one pair has the uplink for itself"
+    bridged = look(table(a100_pcie()), root=tree.root, roles=["prefill=0,2,4,6", "decode=1,3,5,7"])["plan"]
+    assert bridged["shared"] == [], "what goes over NVLink does not use it"
+    below = look(table(a100_pcie()), root=tree.root, roles=["prefill=0", "decode=2"])["plan"]
+    assert below["shared"] == [], "below one switch nothing leaves it"
 
 
 def test_sysfs_fills_what_nvml_refuses(look: Look, hgx_host: Path) -> None:

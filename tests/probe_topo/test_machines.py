@@ -189,6 +189,13 @@ def test_every_p2p_status(look: Look, status: str, path: str, said: str) -> None
     assert said in only["verdict"]
 
 
+@pytest.mark.parametrize("way", ["0 1", "1 0"])
+def test_a_pair_is_as_bad_as_its_worse_direction(look: Look, way: str) -> None:
+    seen = look(table(l40s("OK"), f"oneway {way} NS NS NS NS NS"))
+    assert sorted(cell for row in seen["p2p"]["read"] for cell in row) == ["NS", "OK", "X", "X"]
+    assert (seen["pairs"][0]["read"], seen["pairs"][0]["path"]) == ("NS", "host")
+
+
 def test_nvlink_that_may_not_be_used_falls_back_to_pcie(look: Look) -> None:
     seen = look(table(a100_pcie(), "p2p 0 1 OK OK NS OK OK"))
     assert (pair(seen, 0, 1)["path"], pair(seen, 0, 1)["nvlinks"]) == ("pcie", 12)

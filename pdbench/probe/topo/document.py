@@ -164,5 +164,6 @@ def _plan(plan: Plan) -> Document:
         "problems": list(plan.problems),
         "verdict": plan.verdict,
         "rank_pairs": [{"prefill": p, "decode": d} for p, d in plan.aligned],
+        "shared": [dataclasses.asdict(shared) for shared in plan.shared],
         "better": dataclasses.asdict(plan.better) if plan.better else None,
     }

@@ -45,7 +45,7 @@ def drawing(answer: Answer) -> Markup:
         *_nvswitch(switched, rows),
         *(part for socket in layout.sockets for part in _socket(socket, rows)),
         *_between_sockets(layout.sockets, rows),
-        *(part for branch in layout.branches for part in _branch(branch, rows)),
+        *(part for branch in layout.branches for part in _branch(branch, rows, answer.machine.uplinks)),
         *(
             part
             for pair, span in zip(arcs, spans, strict=True)
@@ -104,10 +104,11 @@ def _between_sockets(sockets: Sequence[Socket], rows: Rows) -> Iterator[Markup]:
         yield tag("line", title, x1=_n(left.right), x2=_n(right.left), y1=y, y2=y, class_="wire sockets")
 
 
-def _branch(branch: Branch, rows: Rows) -> Iterator[Markup]:
+def _branch(branch: Branch, rows: Rows, uplinks: dict[str, float | None]) -> Iterator[Markup]:
     """PCIe: from each GPU down to its switch or socket, from each NIC up to its switch or down to its socket."""
     gpu_bottom, nic_bottom = rows.gpus + BOX_HEIGHT, rows.nics + NIC_HEIGHT
     switched = branch.switch is not None
+    uplink = uplinks.get(branch.switch or "")
     for place in branch.gpus:
         yield _wire(place.middle, gpu_bottom, rows.switches if switched else rows.sockets, "pci")
     for place in branch.nics:
@@ -120,7 +121,8 @@ def _branch(branch: Branch, rows: Rows) -> Iterator[Markup]:
         )
         path = f"M{_n(start)} {_n(middle)} H{_n(lane)} V{_n(rows.sockets + 6)} H{_n(max(start, branch.left))}"
         yield tag("path", d=path, class_="wire pci")
-        name = "PCIe switch" if branch.right - branch.left < 1.6 * BOX_WIDTH else f"PCIe switch {branch.switch}"
+        name = f"PCIe switch {branch.switch}" if branch.right - branch.left > 2 * BOX_WIDTH else "PCIe switch"
+        name += f", {short(uplink)} GB/s" if uplink else ""
         yield _bar(branch.left, rows.switches, branch.right - branch.left, BAR_HEIGHT, "switch", name)
 
 

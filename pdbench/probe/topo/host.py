@@ -69,7 +69,7 @@ def read_host(root: Path = Path("/")) -> Host:
     module = next((name for name in _PEER_MODULES if (sysfs / "module" / name).exists()), None)
     iommus = files.entries(sysfs / "class/iommu")
     return Host(
-        kernel=platform.release(),
+        kernel=files.text(proc / "sys/kernel/osrelease") or platform.release(),
         shm_bytes=shm[0] if shm else None,
         shm_free_bytes=shm[1] if shm else None,
         memlock_bytes=resource.getrlimit(resource.RLIMIT_MEMLOCK)[0],

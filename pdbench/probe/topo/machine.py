@@ -19,13 +19,15 @@ _SWITCH_AT = 2  # host bridge, root port, the switch's upstream port, one of its
 @dataclass(frozen=True, slots=True)
 class Machine:
     """`nic_distance[gpu][nic]`; `acs[a, b]`: whether a bridge between two GPUs of one switch sends their traffic up;
-    `switches[place]`: the upstream port of the PCIe switch that a GPU or NIC at that PCI address hangs below."""
+    `switches[place]`: the upstream port of the PCIe switch that a GPU or NIC at that PCI address hangs below, and
+    `uplinks[port]`: GB/s one way between such a port and the host, which all below it share."""
 
     nvml: Nvml
     nics: tuple[Nic, ...]
     nic_distance: tuple[tuple[str | None, ...], ...]
     acs: dict[tuple[int, int], bool | None]
     switches: dict[str, str]
+    uplinks: dict[str, float | None]
     pci_gpus: tuple[PciGpu, ...]
     host: Host
 
@@ -40,6 +42,11 @@ def look(root: Path = Path("/"), limit_s: float = NVML_LIMIT_S) -> Machine:
     sysfs = root / "sys"
     found = tuple(nics(sysfs))
     places = {gpu.index: gpu.pci for gpu in nvml.gpus if gpu.pci and pci.chain(sysfs, gpu.pci)}
+    switches = {
+        place: way[_SWITCH_AT]
+        for place in [*places.values(), *(nic.pci for nic in found if nic.pci)]
+        if len(way := pci.chain(sysfs, place)) > _SWITCH_AT + 2
+    }
     return Machine(
         nvml=_with_sysfs(nvml, sysfs, places),
         nics=found,
@@ -50,11 +57,8 @@ def look(root: Path = Path("/"), limit_s: float = NVML_LIMIT_S) -> Machine:
             for b in places
             if a < b and pci.distance(sysfs, places[a], places[b]) in ("PIX", "PXB")
         },
-        switches={
-            place: way[_SWITCH_AT]
-            for place in [*places.values(), *(nic.pci for nic in found if nic.pci)]
-            if len(way := pci.chain(sysfs, place)) > _SWITCH_AT + 2
-        },
+        switches=switches,
+        uplinks={port: pci.link(sysfs, port).max_gb_s for port in switches.values()},
         pci_gpus=tuple(pci_gpus(sysfs)),
         host=read_host(root),
     )

@@ -12,7 +12,7 @@ from pdbench.probe.topo.finding import gib
 from pdbench.probe.topo.nvml import HANDOFF, P2P_MEANING
 from pdbench.probe.topo.nvml_side import SELF
 from pdbench.probe.topo.pairs import Pair
-from pdbench.probe.topo.text import better
+from pdbench.probe.topo.text import remarks
 from pdbench.probe.topo.text_host import host_facts, refusals
 from pdbench.probe.topo.text_matrices import uniform
 from pdbench.probe.topo.text_tables import OUTLET_HEADS, distances, grouped, nvlinks, onoff, outlet_rows, pcie, unshown
@@ -59,7 +59,7 @@ def _plan(answer: Answer) -> Markup | None:
     if plan is None:
         return None
     said = [tag("p", plan.verdict, class_="plan" if plan.works else "plan bad")]
-    return tag("section", said, tag("p", better(plan.better)) if plan.better else None)
+    return tag("section", said, [tag("p", remark) for remark in remarks(plan)])
 
 
 def _findings(answer: Answer) -> Markup | None:

@@ -31,6 +31,16 @@ class Better:
 
 
 @dataclass(frozen=True, slots=True)
+class Shared:
+    """A PCIe switch whose way to the host several rank pairs take at once, and what that leaves each of them."""
+
+    switch: str
+    gpus: tuple[int, ...]
+    uplink_gb_s: float
+    each_gb_s: float
+
+
+@dataclass(frozen=True, slots=True)
 class Plan:
     """`aligned` are the (prefill, decode) pairs that KV takes when rank i hands over to rank i, `across` all of them.
 
@@ -44,6 +54,7 @@ class Plan:
     across: tuple[Pair, ...]
     verdict: str
     better: Better | None = None
+    shared: tuple[Shared, ...] = ()
 
     @property
     def works(self) -> bool:
@@ -85,6 +96,7 @@ def judge(machine: Machine, pairs: Sequence[Pair], roles: dict[str, Instances]) 
         across,
         _verdict(machine, by_gpus, aligned, across, problems, bool(prefill and decode)),
         None if problems else _better(by_gpus, pairs, prefill, decode),
+        () if problems else tuple(_shared(machine, by_gpus, aligned)),
     )
 
 
@@ -153,6 +165,27 @@ def _verdict(
     if any(pair.path == "host" for pair in across):
         tail = " Other pairs across the roles bounce through host memory: keep ranks aligned."
     return f"This plan works: {said}.{tail}"
+
+
+def _shared(
+    machine: Machine, by_gpus: dict[frozenset[int], Pair], aligned: Sequence[tuple[int, int]]
+) -> Iterable[Shared]:
+    """Every rank sends at the same time, so what leaves a PCIe switch divides its uplink."""
+    leaving: dict[str, list[tuple[int, Pair]]] = {}
+    for ranks in aligned:
+        pair = by_gpus[frozenset(ranks)]
+        ports = [machine.switches.get(gpu.pci or "") for gpu in (pair.a, pair.b)]
+        if pair.over_nvlink or ports[0] == ports[1]:
+            continue
+        for gpu, port in zip((pair.a, pair.b), ports, strict=True):
+            if port is not None:
+                leaving.setdefault(port, []).append((gpu.index, pair))
+    for port, gone in leaving.items():
+        uplink = machine.uplinks.get(port)
+        rates = [pair.gb_s for _, pair in gone if pair.gb_s is not None]
+        if uplink is not None and rates and uplink / len(gone) < min(rates):
+            gpus = tuple(sorted({index for index, _ in gone}))
+            yield Shared(port, gpus, uplink, uplink / len(gone))
 
 
 def _one_sided(machine: Machine) -> str:

@@ -16,7 +16,7 @@ from pdbench.probe.topo.finding import FAIL, NOTE, WARN
 from pdbench.probe.topo.plan import Better, Plan
 from pdbench.probe.topo.text_host import host_lines, refusals
 from pdbench.probe.topo.text_matrices import ancestors, p2p
-from pdbench.probe.topo.text_tables import gpu_table, nic_table, other_gpus, outlet_table, pair_table
+from pdbench.probe.topo.text_tables import gpu_table, grouped, nic_table, other_gpus, outlet_table, pair_table, spans
 from pdbench.report.wording import clean
 
 WIDTH = 80
@@ -66,9 +66,21 @@ def _parts(answer: Answer, width: int) -> Iterator[RenderableType]:
 
 def _plan(plan: Plan) -> RenderableType:
     said: list[RenderableType] = [Text(clean(plan.verdict, 1000), style="bold" if plan.works else "bold red")]
-    if plan.better is not None:
-        said.append(Padding(Text(better(plan.better)), (0, 0, 0, 2)))
+    said += [Padding(Text(remark), (0, 0, 0, 2)) for remark in remarks(plan)]
     return Group(*said)
+
+
+def remarks(plan: Plan) -> list[str]:
+    """What else is to be said of a plan: shared uplinks, and a better use of its GPUs."""
+    said = []
+    for group in grouped(plan.shared, lambda one: (one.uplink_gb_s, one.each_gb_s)):
+        gpus = " and ".join(f"GPUs {spans(one.gpus)}" if len(one.gpus) > 1 else f"GPU {one.gpus[0]}" for one in group)
+        one = group[0]
+        said.append(
+            f"{gpus} {'each ' if len(group) > 1 else ''}share a PCIe switch's uplink of {one.uplink_gb_s:.3g} GB/s: "
+            f"{one.each_gb_s:.3g} GB/s a rank pair when all move at once."
+        )
+    return said + ([better(plan.better)] if plan.better else [])
 
 
 def better(other: Better) -> str:
@@ -77,10 +89,10 @@ def better(other: Better) -> str:
         for role, gpus in (("prefill", other.prefill), ("decode", other.decode))
     )
     text = f"{roles} gives every rank pair {other.across_gb_s:.3g} GB/s or more"
-    if other.inside_gb_s is not None and other.inside_now_gb_s is not None:
-        text += (
-            f"; inside a role the slowest pair has then {other.inside_gb_s:.3g}, now {other.inside_now_gb_s:.3g} GB/s"
-        )
+    now, then = other.inside_now_gb_s, other.inside_gb_s
+    if now is not None and then is not None:
+        change = f"stays at {then:.3g}" if f"{now:.3g}" == f"{then:.3g}" else f"goes from {now:.3g} to {then:.3g}"
+        text += f"; inside a role the slowest pair {change} GB/s"
     return f"{text}. GPUs take their ranks in the order given."
 
 

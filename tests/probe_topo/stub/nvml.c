@@ -11,6 +11,7 @@
  *     gpu I key=value ...        name (_ is a space) uuid pci devid mem bar1 numa gpunuma cpus gen gmax dmax width wmax
  *                                ecc mig migs cc links linkver linkmbps fabric
  *     p2p I J READ WRITE NVLINK ATOMICS PROP       OK CNS GNS TNS DR NS U or a number; I and J may be *
+ *     oneway I J READ ...        the same in the one direction alone
  *     topo I J LEVEL             INTERNAL PIX PXB PHB NODE SYS or a number
  *     link I L STATE TYPE [PCI]  0 inactive, 1 active, 2 asleep; gpu, npu, switch, unk; the bus id at the other end
  *     fail FUNCTION CODE [I]     that function returns CODE, for GPU I or for all
@@ -124,11 +125,13 @@ static void statement(char **word, int count) {
             char *equals = strchr(word[i], '=');
             if (equals) *equals = 0, set(g, word[i], equals + 1);
         }
-    } else if (!strcmp(what, "p2p") && count > 2 + CAPABILITIES) {
+    } else if ((!strcmp(what, "p2p") || !strcmp(what, "oneway")) && count > 2 + CAPABILITIES) {
         for (int a = 0; a < GPUS; a++)
             for (int b = 0; b < GPUS; b++)
-                for (int c = 0; c < CAPABILITIES && matches(word[1], a) && matches(word[2], b); c++)
-                    p2p[a][b][c] = p2p[b][a][c] = value_of(STATUS, word[3 + c]);
+                for (int c = 0; c < CAPABILITIES && matches(word[1], a) && matches(word[2], b); c++) {
+                    p2p[a][b][c] = value_of(STATUS, word[3 + c]);
+                    if (*what == 'p') p2p[b][a][c] = p2p[a][b][c];
+                }
     } else if (!strcmp(what, "topo") && count > 3) {
         for (int a = 0; a < GPUS; a++)
             for (int b = 0; b < GPUS; b++)
