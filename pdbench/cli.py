@@ -17,6 +17,7 @@ from pdbench.errors import CRASH_EXIT_CODE, Interrupted, PdbenchError
 VERBS = {
     "sweep": ("pdbench.sweep.command:sweep", "Measure: request rate x prompt length against a live deployment."),
     "report": ("pdbench.report.command:report", "Judge a run directory again: verdict, summary.json, report.html."),
+    "import": ("pdbench.report.imports.command:import_results", "Make a run of other tools' results."),
     "slots": ("pdbench.littles_law.slots_command:slots", "Decode slots: how many, how long a wait, how high a rate."),
     "plan": ("pdbench.littles_law.plan_command:plan", "Plan: KV bytes, transfers, crossover, P:D ratio."),
     "watch": ("pdbench.probe.watch.command:watch", "Watch a deployment live: slots, waiting by stage, TTFT split."),

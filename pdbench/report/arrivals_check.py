@@ -27,7 +27,7 @@ OUT_OF_PLACE_SHARE = 0.05  # of the sends, at most
 
 def arrivals_off(cell: Measured) -> str | None:
     """How what was sent departs from what the plan names: the whole, each class, or the trace itself."""
-    if cell.rate is None:
+    if cell.rate is None or cell.plan.get("arrivals") == "unknown":  # imported: the file names no process
         return None
     answers, start = cell.answers, cell.parts[0].load.start
     kind = str(cell.plan.get("arrivals", "poisson"))

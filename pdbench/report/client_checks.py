@@ -186,7 +186,10 @@ def _token_mismatch(cell: Measured) -> Iterator[Finding]:
     asked_in, got_in = answers.prompt_len, answers.prompt_tokens
     slack = np.maximum(CHAT_PROMPT_TOKENS, CHAT_PROMPT_SHARE * asked_in) if chat else np.zeros(len(answers))
     wrong_in = answers.ok & np.isfinite(got_in) & (np.abs(got_in - asked_in) > slack)
-    wrong_out = answers.ok & np.isfinite(answers.output_tokens) & (answers.output_tokens != answers.output_len)
+    counted = np.isfinite(answers.output_tokens) & np.isfinite(
+        answers.output_len
+    )  # imported: what was asked is unknown
+    wrong_out = answers.ok & counted & (answers.output_tokens != answers.output_len)
     if not cell.plan.get("ignore_eos", True):
         wrong_out &= answers.output_tokens > answers.output_len
     total, wrong = int(answers.ok.sum()), int((wrong_in | wrong_out).sum())

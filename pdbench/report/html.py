@@ -69,7 +69,11 @@ def _sections(summary: Summary, run: Run, drawn: list[Figure]) -> list[tuple[str
         ("each", "Each request", _each(cells, requests, chunks, _limits(summary).get("ttft"), drawn)),
         ("validity", "Validity", [tables.validity(cells, several)]),
         ("diagnosis", "Diagnosis", [tables.diagnosis(cells, several)]),
-        ("measured", "How it was measured", [measured.measured(summary, run.document), _terms()]),
+        (
+            "measured",
+            "How it was measured",
+            [measured.measured(summary, run.document), tables.foreign(cells, several), _terms()],
+        ),
     ]
 
 
@@ -92,6 +96,9 @@ def _verdict(summary: Summary, run: Run) -> list[Markup]:
                 class_="banner",
             )
         )
+    if tool := summary.get("imported_from"):
+        text = f" from {clean(tool, 60)}: the flag \u201cimported\u201d says where its definitions differ."
+        parts.append(tag("p", tag("b", "IMPORTED"), text, class_="banner"))
     if summary.get("interrupted") or run.document.get("interrupted"):
         text = " Stopped before its end. The rest: pdbench sweep --resume, with this run's directory."
         parts.append(tag("p", tag("b", "INTERRUPTED"), text, class_="banner"))

@@ -25,6 +25,7 @@ from pdbench.report.breakdown import breakdown, steadiness
 from pdbench.report.cell import Measured, Part, measured
 from pdbench.report.demand import Slots, slots_of
 from pdbench.report.diagnosis import diagnose
+from pdbench.report.imports.told import told_cells
 from pdbench.report.prefix import fewer_hits, prefix_cache
 from pdbench.report.split import Split, split_of
 from pdbench.report.validity import Finding, findings, is_void, merged
@@ -59,6 +60,8 @@ def summarise(run: Run) -> dict[str, Any]:
     document = run.document
     simulated = bool(document.get("simulated")) or any(d.get("simulated") for d in document.get("deployments", []))
     cells = [cell_summary(cell, low_load) for cell, low_load in _with_low_load(list(_cells(run)))]
+    if told := told_cells(document):
+        cells = sorted([*cells, *told], key=lambda cell: cell["cell"])
     entries = document.get("cell_runs", [])
     interrupted = len(entries) < _planned(document) or any(entry.get("state") != "done" for entry in entries)
     summary = {
@@ -68,6 +71,7 @@ def summarise(run: Run) -> dict[str, Any]:
         "pdbench": document.get("pdbench"),
         "targets": [d.get("target") for d in document.get("deployments", [])],
         "plan": document.get("plan", {}),
+        "imported_from": (document.get("imported") or {}).get("tool"),
         "versions": _versions(document),
         "interrupted": interrupted,
         "verdict": run_verdict(cells, simulated, document.get("plan"), interrupted),
@@ -113,6 +117,7 @@ def cell_summary(cell: Measured, tpot0_ms: float | None = None) -> dict[str, Any
         **_growth(cell),
         **servers(cell),
         "client": _client_keys(cell),
+        "foreign": cell.parts[0].entry.get("foreign") if len(cell.parts) == 1 else None,
         "notes": _notes(cell, split),
         "validity": [finding.document() for finding in validity],
         "diagnosis": [cause.document() for cause in causes],

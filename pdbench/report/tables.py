@@ -147,6 +147,23 @@ def _card(cause: str, advice: str, found: Sequence[tuple[CellSummary, dict[str, 
     return tag("article", parts, class_="card")
 
 
+def foreign(cells: Sequence[CellSummary], several_targets: bool) -> Markup | None:
+    """Figures of another tool under its own definitions, as it named them."""
+    rows: list[list[Child]] = [
+        [identity(cell), place(cell, several_targets), clean(name, 60), _said(value)]
+        for cell in cells
+        for name, value in (cell.get("foreign") or {}).items()
+    ]
+    heads = ["cell", "where", "the tool's name", "the tool's figure"]
+    return table(heads, rows, caption="Figures that the other tool defines in another way") if rows else None
+
+
+def _said(value: object) -> str:
+    if isinstance(value, dict):
+        return ", ".join(f"{clean(name, 40)} {_said(item)}" for name, item in value.items())
+    return wording.number(float(value)) if isinstance(value, int | float) else clean(value, 60)
+
+
 def definitions(pairs: Sequence[tuple[str, object]]) -> Markup:
     """Name and value, those that are known."""
     shown: Callable[[object], Child] = lambda value: value if isinstance(value, Markup) else clean(value, 2000)  # noqa: E731

@@ -13,6 +13,7 @@ from dataclasses import replace
 from pdbench.report.cell import Measured
 from pdbench.report.client_checks import CLIENT_CHECKS, TOO_FEW, too_few
 from pdbench.report.finding import VOID, WARN, Finding
+from pdbench.report.imports.told import imported
 from pdbench.report.server_checks import SERVER_CHECKS
 
 __all__ = ["VOID", "WARN", "Finding", "findings", "is_void", "merged"]
@@ -20,7 +21,7 @@ __all__ = ["VOID", "WARN", "Finding", "findings", "is_void", "merged"]
 
 def findings(cell: Measured) -> list[Finding]:
     """All findings of one repeat, void ones first."""
-    found = [finding for check in (*CLIENT_CHECKS, *SERVER_CHECKS) for finding in check(cell)]
+    found = [finding for check in (imported, *CLIENT_CHECKS, *SERVER_CHECKS) for finding in check(cell)]
     return sorted(found, key=lambda finding: finding.severity != VOID)
 
 
