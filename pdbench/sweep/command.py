@@ -134,6 +134,9 @@ def sweep(
     workers: Annotated[
         int | None, typer.Option(min=1, help="Send from so many processes.", rich_help_panel=RUN)
     ] = None,
+    ray: Annotated[
+        str | None, typer.Option(help="Send from a Ray cluster: auto or HOST:PORT.", rich_help_panel=RUN)
+    ] = None,
     json: Annotated[bool, typer.Option("--json", help="Print summary.json to stdout.", rich_help_panel=RUN)] = False,
 ) -> None:
     """Measure request rate x prompt length against a live deployment, and say what the numbers are worth.
@@ -158,7 +161,7 @@ def sweep(
             deployments = [practice(stack, testbed, flags)] if testbed else chosen(flags, file)
             options = merged(load, file.sweep if file else {}, str(file.path) if file else "")
             plan = plan_from(options, [deployment.target for deployment in deployments])
-        run, failure = _in_event_loop(_carry_out(run, deployments, plan, out, workers))
+        run, failure = _in_event_loop(_carry_out(run, deployments, plan, out, workers, ray))
     _tell(run, failure, as_json=json)
 
 
@@ -172,6 +175,7 @@ async def _carry_out(
     plan: Plan,
     out: Path | None,
     workers: int | None,
+    ray: str | None,
 ) -> tuple[Run, PdbenchError | None]:
     """Discover, warm up, measure. Returns what was measured and what ended it early, if anything did."""
     from pdbench.probe.discover import discover, notes
@@ -181,7 +185,7 @@ async def _carry_out(
     from pdbench.sweep.start import new_run, sending
     from pdbench.sweep.warmup import warm_up
 
-    async with sending(workers) as starting:
+    async with sending(workers, ray, deployments) as starting:
         known = {deployment.target: await discover(deployment) for deployment in deployments}
         plan = fitted(plan, known.values())
         for note in (*(note for deployment in known.values() for note in notes(deployment)), *plan.notes):

@@ -12,6 +12,7 @@ import sys
 import time
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import replace
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -53,10 +54,19 @@ def practice(stack: contextlib.ExitStack, mode: str, flags: TargetFlags) -> Depl
 
 
 @contextlib.asynccontextmanager
-async def sending(workers: int | None) -> AsyncIterator[Any]:
-    """Who sends: this process, or `workers` others. Yields what to await for them; they come up meanwhile."""
+async def sending(workers: int | None, ray: str | None, deployments: list[Deployment]) -> AsyncIterator[Any]:
+    """Who sends: this process, `workers` others, or those of a Ray cluster.
+
+    Yields what to await for them; they come up meanwhile. Raises Unreachable when Ray is wanted and not installed.
+    """
     start: Any
-    if workers is not None:
+    if ray is not None:
+        if find_spec("ray") is None:
+            raise Unreachable("--ray needs Ray, which is not installed.", "pip install 'pdbench[ray]'")
+        from pdbench.sweep.ray_workers import start_on_ray
+
+        start = start_on_ray(ray, workers, [deployment.entry.url for deployment in deployments])
+    elif workers is not None:
         from pdbench.sweep.workers import Crew
 
         start = Crew.start(workers)
