@@ -158,9 +158,9 @@ def _verdict(
     elif rank(ranked[0])[:2] == rank(worst)[:2]:
         said = f"KV goes directly over {over[worst.path]} on all {len(ranked)} rank pairs, {speed} each"
     else:
-        said = (
-            f"KV goes directly on all {len(ranked)} rank pairs; the slowest, {where} over {over[worst.path]}, {speed}"
-        )
+        last = f"{where} over {over[worst.path]}"
+        named = f"the slowest, {last}," if worst.gb_s is not None else last
+        said = f"KV goes directly on all {len(ranked)} rank pairs; {named} {speed}"
     tail = ""
     if any(pair.path == "host" for pair in across):
         tail = " Other pairs across the roles bounce through host memory: keep ranks aligned."

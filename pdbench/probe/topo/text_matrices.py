@@ -60,9 +60,18 @@ def ancestors(answer: Answer, width: int) -> RenderableType:
         )
         for gpu in machine.gpus
     ]
-    legend = "   ".join(words for sign, words in _LEGEND.items() if sign in used)
-    body = list(_blocks(rows, width, ends))
-    return Group(*body, *([Text(legend, style="dim")] if legend else []))
+    return Group(*_blocks(rows, width, ends), *_legend([_LEGEND[sign] for sign in _LEGEND if sign in used], width))
+
+
+def _legend(entries: Sequence[str], width: int) -> list[Text]:
+    """Entries side by side, none of them broken."""
+    lines: list[str] = []
+    for entry in entries:
+        if lines and len(lines[-1]) + 3 + len(entry) <= width:
+            lines[-1] += f"   {entry}"
+        else:
+            lines.append(entry)
+    return [Text(line, style="dim") for line in lines]
 
 
 def _ways(a: int, b: int) -> tuple[tuple[int, int], tuple[int, int]]:
@@ -115,8 +124,7 @@ def p2p(matrices: dict[str, Matrix], width: int) -> RenderableType:
     if drawn:
         lines.append(Columns(drawn, padding=(0, 4)))
     codes = {cell for matrix in matrices.values() for row in matrix for cell in row if cell not in (None, SELF, "OK")}
-    legend = "   ".join(f"{code} {P2P_MEANING[code]}" for code in P2P_MEANING if code in codes)
-    return Group(*lines, *([Text(legend, style="dim")] if legend else []))
+    return Group(*lines, *_legend([f"{code} {P2P_MEANING[code]}" for code in P2P_MEANING if code in codes], width))
 
 
 def _p2p_matrix(names: Sequence[str], matrix: Matrix, width: int) -> RenderableType:
