@@ -2,8 +2,8 @@
 
     python benchmarks/watch.py [--servers 200] [--seconds 20]
 
-The pages are served by a process of its own; the figure is the CPU of the watching process as a share of one core, without
-its start-up (aim: below 25 %).
+The pages are served by a process of its own; the figure is the CPU of the watching process as a share of one core,
+without its start-up (aim: below 25 %).
 """
 
 from __future__ import annotations

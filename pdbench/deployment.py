@@ -121,6 +121,13 @@ class Deployment:
         )
 
     @property
+    def front(self) -> Server:
+        """The server that a request meets first: the entry, or a prefill server where pdbench itself is the proxy."""
+        return (
+            self.entry if self.of("proxy") or self.of("colocated") or not self.of("prefill") else self.of("prefill")[0]
+        )
+
+    @property
     def decode_slots(self) -> int | None:
         """Slots of all decode (or co-located) servers together, `None` when one of them is not known."""
         slots = [server.slots for server in self.of("decode") or self.of("colocated")]

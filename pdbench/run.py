@@ -65,6 +65,9 @@ class RequestRow:
     session: int | None = None
     turn: int | None = None  # of its session, from 1
     worker: int | None = None  # which one sent it, where several processes did
+    prefill_sent_s: float | None = None  # hop 1 of --drive two-hop
+    prefill_done_s: float | None = None
+    decode_sent_s: float | None = None  # hop 2; where its connection had to be waited for, when that stood
 
 
 COLUMN_OF_FIELD = {"request_class": "class"}

@@ -20,8 +20,8 @@ from pdbench.run import RequestRow, Run
 from pdbench.sweep.alarm import Alarm
 from pdbench.sweep.arrivals import Offsets
 from pdbench.sweep.client import Client, Request
-from pdbench.sweep.clients import open_client, raise_fd_limit
-from pdbench.sweep.drive import DRIVES, MakeRequest
+from pdbench.sweep.clients import raise_fd_limit
+from pdbench.sweep.drive import DRIVES, OPENS, MakeRequest
 from pdbench.sweep.health import Health, SharedReads, quiet_collector
 from pdbench.sweep.loops import Flight
 from pdbench.sweep.plan import Cell, Plan
@@ -44,7 +44,6 @@ class Job:
     repeat: int
     tag: str
     chat: ChatCalibration | None = None
-    drive: str = "proxy"
     attempt: int = 0  # how often the cell was measured before
     worker: int = 0
     workers: int = 1
@@ -108,7 +107,7 @@ def cell_requests(job: Job, schedule: Schedule) -> MakeRequest:
     plan, cell = job.plan, job.cell
     seed = plan.prompt_seed_of(cell, job.repeat, job.attempt)
     prompt = prompt_source(plan.endpoint, seed, plan.vocab_size, job.chat)
-    request = DRIVES[job.drive](job.deployment, plan, f"{job.tag}-{cell.cell}-{job.repeat}")
+    request = DRIVES[cell.drive](job.deployment, plan, f"{job.tag}-{cell.cell}-{job.repeat}")
 
     def make(index: int) -> Request:
         ask = schedule.ask(index)
@@ -174,7 +173,7 @@ async def prepared(job: Job) -> AsyncIterator[Prepared]:
     share = share_of(job)
     stock = Stock(cell_requests(job, share.schedule), share.indices)
     await stock.fill()
-    async with open_client(job.deployment.entry.url) as client:
+    async with OPENS[cell.drive](job.deployment) as client:
         with quiet_collector():
             yield Prepared(job, share, stock, client)
 

@@ -34,6 +34,8 @@ class Request:
     session: int | None = None
     turn: int | None = None
     shared_len: int = 0
+    first: Request | None = None  # the hop before this one, where the drive has two
+    pass_token_ids: bool = False  # hand the first hop's token ids on, so that a chat is not tokenised twice
 
 
 @dataclass(slots=True)
@@ -71,6 +73,7 @@ class RawAnswer:
     session: int | None = None
     turn: int | None = None
     shared_len: int = 0
+    hops: dict[str, int] = field(default_factory=dict)  # stamps of a drive in several hops, by column
 
 
 def answer_to(request: Request, intended_ns: int, sent_ns: int) -> RawAnswer:

@@ -1,26 +1,70 @@
-"""What is asked, of whom? The body and the headers of one request: the seam `DRIVES`."""
+"""What is asked, of whom, by which client? The body and headers of each request: the seams `DRIVES` and `OPENS`."""
 
 from __future__ import annotations
 
 import json
+import zlib
 from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager
+from dataclasses import replace
 from typing import Any
 
 from pdbench.deployment import Deployment
-from pdbench.sweep.client import Request
+from pdbench.sweep.client import Client, Request
+from pdbench.sweep.clients import open_client
+from pdbench.sweep.hops import PREFILL_FIELDS, both_sides, bootstrap_host, open_hops
 from pdbench.sweep.plan import Plan
 from pdbench.sweep.schedule import Ask
 
 MakeRequest = Callable[[int], Request]
 AskRequest = Callable[[int, Ask, bytes], Request]  # its index, what it asks for, the JSON of its prompt or messages
 Drive = Callable[[Deployment, Plan, str], AskRequest]
+OpenDrive = Callable[[Deployment], AbstractAsyncContextManager[Client]]
 
 _PATHS = {"completions": "/v1/completions", "chat": "/v1/chat/completions"}
 
 
 def through_proxy(deployment: Deployment, plan: Plan, id_prefix: str) -> AskRequest:
     """Requests to the deployment's entry, the way its clients ask."""
-    url = deployment.entry.url + _PATHS[plan.endpoint]
+    return _asking(deployment, plan, id_prefix, deployment.entry.url)
+
+
+def two_hop(deployment: Deployment, plan: Plan, id_prefix: str) -> AskRequest:
+    """Requests to decode, each with the one to prefill that goes before it. Servers take turns: each pair meets."""
+    prefills, decodes = both_sides(deployment)
+    ask_decode = [_asking(deployment, plan, id_prefix, server.url) for server in decodes]
+    ask_prefill = [_asking(deployment, plan, id_prefix, server.url, PREFILL_FIELDS) for server in prefills]
+    sglang = deployment.engine == "sglang"
+    chat = plan.endpoint == "chat" and plan.pass_token_ids
+
+    def request(index: int, ask: Ask, prompt: bytes) -> Request:
+        place = index % len(prefills)
+        first = ask_prefill[place](index, ask, prompt)
+        second = ask_decode[index // len(prefills) % len(decodes)](index, ask, prompt)
+        if sglang:
+            meeting = _sglang_meeting(prefills[place].url, first.request_id)
+            first, second = _with(second, meeting, url=first.url), _with(second, meeting)
+        elif chat:
+            first = _with(first, b',"return_token_ids":true')
+        return _with(second, b"", first=first, pass_token_ids=chat)
+
+    return request
+
+
+def _sglang_meeting(url: str, request_id: str) -> bytes:
+    """SGLang's prefill and decode find each other by a room number; 8998 is its default bootstrap port."""
+    room = zlib.crc32(request_id.encode()) << 16 | zlib.adler32(request_id.encode()) & 0xFFFF
+    fields = {"bootstrap_host": bootstrap_host(url), "bootstrap_port": 8998, "bootstrap_room": room}
+    return b"," + json.dumps(fields).encode()[1:-1]
+
+
+def _with(request: Request, more: bytes, **fields: Any) -> Request:
+    return replace(request, body=request.body[:-1] + more + b"}", **fields)
+
+
+def _asking(deployment: Deployment, plan: Plan, id_prefix: str, base: str, instead: Any = None) -> AskRequest:
+    """Requests to one server; `instead` are fields that take the place of the client's own."""
+    url = base + _PATHS[plan.endpoint]
     headers = {
         "Content-Type": "application/json",
         "Accept": "text/event-stream",
@@ -35,14 +79,18 @@ def through_proxy(deployment: Deployment, plan: Plan, id_prefix: str) -> AskRequ
     }
     if plan.ignore_eos:
         fields["ignore_eos"] = True
+    if instead:
+        fields = {name: value for name, value in fields.items() if name != "stream_options"} | dict(instead)
+        headers["Accept"] = "application/json"
     chat = plan.endpoint == "chat"
     head = json.dumps(fields, separators=(",", ":")).encode()[:-1]
 
     def request(index: int, ask: Ask, prompt: bytes) -> Request:
         request_id = f"{id_prefix}-{index}"
-        body = head + b',"max_tokens":%d' % ask.output_len
+        output_len = 1 if instead else ask.output_len
+        body = head + b',"max_tokens":%d' % output_len
         if chat:
-            body += b',"max_completion_tokens":%d' % ask.output_len
+            body += b',"max_completion_tokens":%d' % output_len
         if ask.session is not None:
             body += b',"conversation_id":"%s-s%d"' % (id_prefix.encode(), ask.session)
         return Request(
@@ -62,4 +110,9 @@ def through_proxy(deployment: Deployment, plan: Plan, id_prefix: str) -> AskRequ
     return request
 
 
-DRIVES: dict[str, Drive] = {"proxy": through_proxy}
+def _open_entry(deployment: Deployment) -> AbstractAsyncContextManager[Client]:
+    return open_client(deployment.entry.url)
+
+
+DRIVES: dict[str, Drive] = {"proxy": through_proxy, "two-hop": two_hop}
+OPENS: dict[str, OpenDrive] = {"proxy": _open_entry, "two-hop": open_hops}

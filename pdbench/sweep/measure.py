@@ -74,7 +74,7 @@ async def measure(
                 run.document["cell_runs"][-1]["state"] = "interrupted"
                 run.save()
                 raise Unreachable(
-                    f"{deployments[cell.target].entry.url} stopped answering: no request of a whole cell got through.",
+                    f"{deployments[cell.target].front.url} stopped answering: no request of a whole cell got through.",
                     f"Start it again and go on: pdbench sweep --resume {run.path}",
                 )
 

@@ -32,6 +32,7 @@ class Cell:
     output_len: int
     output_law: str = ""  # of answers that differ: lognormal:MEAN:CV or trace:FILE
     speed: float | None = None  # of a trace: its clock runs so many times as fast
+    drive: str = "proxy"  # or two-hop: to prefill and to decode by ourselves
 
     @property
     def loop(self) -> str:
@@ -65,6 +66,7 @@ class Plan:
     think_s: float = 0.0  # mean pause of a session before each turn
     max_model_len: int | None = None  # what a trace or a law asks beyond it is cut
     notes: tuple[str, ...] = ()  # what a reader of the figures must know of it
+    pass_token_ids: bool = True  # in two-hop chat decode gets prefill's token ids, and does not tokenise again
     digests: Mapping[str, str] = field(default_factory=dict)  # SHA-256 of each trace that was read
 
     def turns(self) -> Iterator[tuple[Cell, int]]:
@@ -87,6 +89,8 @@ class Plan:
     def prompt_seed_of(self, cell: Cell, repeat: int, attempt: int) -> int:
         """Seed of one cell's prompts; another one when an interrupted cell is measured again."""
         words = [self.cell_seed(cell, repeat), self.seed if self.prompt_seed is None else self.prompt_seed, attempt]
+        if cell.drive != "proxy":  # the same servers: their caches must not know the prompts from the other drive
+            words.append(zlib.crc32(cell.drive.encode()))
         return int(np.random.SeedSequence(words).generate_state(1, np.uint64)[0])
 
     def document(self) -> dict[str, Any]:
@@ -130,8 +134,9 @@ def grid(
     prompt_lens: Sequence[int],
     output_lens: Sequence[int | Law],
     speeds: Sequence[float] = (),
+    drives: Sequence[str] = ("proxy",),
 ) -> tuple[Cell, ...]:
-    """The cells: by prompt length, then output length, then rising load, then target.
+    """The cells: by prompt length, then output length, then rising load, then target, then drive.
 
     A load is a rate, or a number of streams; with `speeds` the rates are those of a trace at each speed.
     """
@@ -139,10 +144,10 @@ def grid(
     loads = [(rate, None, speeds[number] if speeds else None) for number, rate in enumerate(rates)]
     loads += [(None, count, None) for count in streams]
     laws = [Law(each) if isinstance(each, int) else each for each in output_lens]
-    places = [(load, p, law, t) for p in prompt_lens for law in laws for load in loads for t in targets]
+    places = [(x, p, law, t, d) for p in prompt_lens for law in laws for x in loads for t in targets for d in drives]
     return tuple(
-        Cell(i, target, rate, count, prompt_len, law.mean, law.text, speed)
-        for i, ((rate, count, speed), prompt_len, law, target) in enumerate(places)
+        Cell(i, target, rate, count, prompt_len, law.mean, law.text, speed, drive)
+        for i, ((rate, count, speed), prompt_len, law, target, drive) in enumerate(places)
     )
 
 

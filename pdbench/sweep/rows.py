@@ -55,6 +55,7 @@ class Raw(Protocol):
     session: int | None
     turn: int | None
     shared_len: int
+    hops: dict[str, int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,5 +187,8 @@ def read_row(raw: Raw, context: CellContext) -> tuple[RequestRow, list[float]]:
         session=raw.session,
         turn=raw.turn,
         worker=context.worker,
+        prefill_sent_s=seconds(raw.hops.get("prefill_sent_s")),
+        prefill_done_s=seconds(raw.hops.get("prefill_done_s")),
+        decode_sent_s=seconds(raw.hops.get("decode_sent_s")),
     )
     return row, [(stamp_ns - raw.sent_ns) / 1e9 for stamp_ns in tokens]

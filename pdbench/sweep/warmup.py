@@ -10,8 +10,7 @@ from pdbench.deployment import Deployment
 from pdbench.errors import PdbenchError, Unreachable, UsageError
 from pdbench.run import RequestRow
 from pdbench.sweep.client import Client
-from pdbench.sweep.clients import open_client
-from pdbench.sweep.drive import through_proxy
+from pdbench.sweep.drive import DRIVES, OPENS
 from pdbench.sweep.fit import longest_prompt
 from pdbench.sweep.plan import Plan
 from pdbench.sweep.prompts import (
@@ -40,10 +39,20 @@ async def warm_up(deployment: Deployment, plan: Plan, *, deadline_s: float = DEA
 
     Raises UsageError when the deployment refuses what the plan asks for, Unreachable when it does not answer.
     """
+    calibrated = [await _warm(deployment, plan, drive, deadline_s) for drive in drives_of(plan, deployment)]
+    return calibrated[-1]
+
+
+def drives_of(plan: Plan, deployment: Deployment) -> list[str]:
+    """The ways in which the plan sends to this deployment."""
+    return list(dict.fromkeys(cell.drive for cell in plan.cells if cell.target == deployment.target)) or ["proxy"]
+
+
+async def _warm(deployment: Deployment, plan: Plan, drive: str, deadline_s: float) -> ChatCalibration | None:
     pairs = max(1, len(deployment.of("prefill"))) * max(1, len(deployment.of("decode")))
     longest = longest_prompt(plan)
-    async with open_client(deployment.entry.url) as client:
-        scout = _Scout(client, deployment, replace(plan, timeout_s=min(plan.timeout_s, deadline_s)))
+    async with OPENS[drive](deployment) as client:
+        scout = _Scout(client, drive, deployment, replace(plan, timeout_s=min(plan.timeout_s, deadline_s)))
         if plan.endpoint == "chat":
             few = await scout.words(_FEW_WORDS)
             chat = calibrate((_FEW_WORDS, few), (_MANY_WORDS, await scout.words(_MANY_WORDS)))
@@ -63,8 +72,8 @@ async def warm_up(deployment: Deployment, plan: Plan, *, deadline_s: float = DEA
 class _Scout:
     """Sends one request at a time and turns what goes wrong into an error that says what to do."""
 
-    def __init__(self, client: Client, deployment: Deployment, plan: Plan) -> None:
-        self._client, self._deployment, self._plan = client, deployment, plan
+    def __init__(self, client: Client, drive: str, deployment: Deployment, plan: Plan) -> None:
+        self._client, self._drive, self._deployment, self._plan = client, drive, deployment, plan
         self._context = CellContext(0, 0, deployment.target, time.monotonic_ns(), deployment.credentials)
         self._seed = plan.seed ^ time.time_ns()  # warmed servers must not know these prompts from an earlier run
         self._asked = 0
@@ -80,13 +89,13 @@ class _Scout:
         row = await self._ask(b"[" + user_message(text) + b"]", words)
         if row.prompt_tokens is None:
             raise UsageError(
-                f"{self._deployment.entry.url} sends no usage, so the length of a chat prompt cannot be known.",
+                f"{self._deployment.front.url} sends no usage, so the length of a chat prompt cannot be known.",
                 "Use --endpoint completions, which takes token ids.",
             )
         return row.prompt_tokens
 
     async def _ask(self, prompt: bytes, length: int) -> RequestRow:
-        ask = through_proxy(self._deployment, self._plan, f"warmup-{self._seed & 0xFFFFFFFF:08x}")
+        ask = DRIVES[self._drive](self._deployment, self._plan, f"warmup-{self._seed & 0xFFFFFFFF:08x}")
         request = ask(self._asked, Ask(length, _OUTPUT_LEN), prompt)
         self._asked += 1
         raw = await self._client.start(request, time.monotonic_ns(), self._plan.timeout_s)
@@ -98,7 +107,7 @@ class _Scout:
 
 def refusal(row: RequestRow, deployment: Deployment) -> PdbenchError:
     """What a warm-up request that failed means for the run: an error with the next thing to do."""
-    url, said = deployment.entry.url, row.error or "nothing"
+    url, said = deployment.front.url, row.error or "nothing"
     asked = f"a prompt of {row.prompt_len} tokens"
     match row.error_kind:
         case "http-401" | "http-403":
@@ -134,7 +143,7 @@ def refusal(row: RequestRow, deployment: Deployment) -> PdbenchError:
         case "http-429" | "http-503":
             return Unreachable(f"{url} turns requests away (HTTP {row.http_status}): {said}", "Wait until it is ready.")
     hint = "See the server's log; if the prompt may be too long for the model, choose shorter --prompt-lens."
-    if deployment.entry.role == "proxy":
+    if deployment.front.role in ("proxy", "prefill"):
         hint = (
             "The handoff may be what fails: prefill and decode must agree on push or pull, version and KV layout. "
             "Look for 'NIXL compatibility hash mismatch' in decode's log."

@@ -1,0 +1,131 @@
+"""`--drive two-hop` against the practice deployment, whose log knows when each server had each request."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pdbench.deployment import Deployment, build
+from pdbench.errors import UsageError
+from pdbench.sweep.hops import _value_of
+from pdbench.sweep.plan import Cell, Plan
+from pdbench.sweep.prompts import ChatCalibration
+from pdbench.testbed import truth
+from pdbench.testbed.launch import Running, running
+from pdbench.testbed.settings import Settings
+from tests.sweep.one_cell import Outcome, measure
+
+PROMPT, OUTPUT, REQUESTS = 2048, 8, 12
+
+
+def deployment(testbed: Running, mode: str | None, **known: Any) -> Deployment:
+    """Without its proxy: pdbench takes its place."""
+    urls = [("prefill", url) for url in testbed.prefill_urls] + [("decode", url) for url in testbed.decode_urls]
+    return build("default", urls, mode=mode, model="simulated-qwen3-32b", **known)
+
+
+def plan(**settings: Any) -> Plan:
+    cell = Cell(0, "default", 8.0, None, PROMPT, OUTPUT, drive="two-hop")
+    return Plan(**{"cells": (cell,), "duration_s": None, "num_prompts": REQUESTS, "timeout_s": 20.0, **settings})
+
+
+def measured(
+    tmp_path: Path, settings: Settings, mode: str | None, **more: Any
+) -> tuple[Outcome, dict[str, dict[str, Any]]]:
+    chat = ChatCalibration(0.0, 1.0) if more.get("endpoint") == "chat" else None
+    with running(settings.on_free_ports()) as testbed:
+        outcome = measure(tmp_path, deployment(testbed, mode), plan(**more), chat=chat)
+        log = truth.read(testbed.log_dir)["requests"]
+    return outcome, log
+
+
+@pytest.mark.parametrize("endpoint", ["completions", "chat"])
+@pytest.mark.parametrize("mode", ["pull", "push"])
+def test_both_legs_on_one_clock(mode: str, endpoint: str, tmp_path: Path) -> None:
+    outcome, log = measured(tmp_path, Settings(mode=mode, prefill_ms_per_token=0.05), mode, endpoint=endpoint)
+    assert outcome.statuses == ["ok"] * REQUESTS
+    origin_s = outcome.run.origin_ns / 1e9
+    for row in outcome.rows:
+        prefill, decode = log[row.request_id]["prefill"], log[row.request_id]["decode"]
+        assert decode["external_tokens"] == prefill["prompt_tokens"] - (0 if mode else 1)
+        assert row.prefill_sent_s is not None and row.prefill_done_s is not None and row.decode_sent_s is not None
+        assert row.sent_s == row.prefill_sent_s and row.output_tokens == OUTPUT
+        assert row.prefill_sent_s <= prefill["received"] - origin_s < row.prefill_done_s
+        assert row.decode_sent_s <= decode["received"] - origin_s < (row.first_token_s or 0.0)
+        if mode == "pull":
+            assert row.prefill_done_s <= row.decode_sent_s
+        else:
+            assert row.decode_sent_s < row.prefill_done_s, "both hops are under way at once"
+
+
+def test_every_pair_of_servers_meets(tmp_path: Path) -> None:
+    with running(Settings(prefills=2, decodes=2).on_free_ports()) as testbed:
+        outcome = measure(tmp_path, deployment(testbed, "pull"), plan())
+        rows = [json.loads(line) for file in testbed.log_dir.glob("*.jsonl") for line in file.read_text().splitlines()]
+    assert outcome.statuses == ["ok"] * REQUESTS
+    served = {(row["server"], row["request_id"]) for row in rows if "request_id" in row and "event" not in row}
+    pairs = {
+        (p, d)
+        for request_id in (row.request_id for row in outcome.rows)
+        for p, one in served
+        for d, other in served
+        if one == other == request_id and p.startswith("prefill") and d.startswith("decode")
+    }
+    assert len(pairs) == 4
+
+
+def test_a_prefill_that_refuses_is_the_answer(tmp_path: Path) -> None:
+    """Its 503 is the request's, and decode is never asked."""
+    settings = Settings(prefill_max_num_queued_reqs=1, prefill_max_num_seqs=1, prefill_ms_per_token=0.2)
+    outcome, log = measured(tmp_path, settings, "pull")
+    rejected = [row for row in outcome.rows if row.status == "rejected"]
+    assert rejected and {row.status for row in outcome.rows} == {"ok", "rejected"}
+    assert all(row.http_status == 503 and "decode" not in log.get(row.request_id, {}) for row in rejected)
+
+
+def test_decode_that_fails_after_the_handoff(tmp_path: Path) -> None:
+    outcome, _ = measured(tmp_path, Settings(error_every=3), "pull")
+    failed = [row for row in outcome.rows if row.status == "failed"]
+    assert len(failed) == REQUESTS // 3 and all(row.prefill_done_s is not None for row in failed)
+
+
+def test_a_prefill_that_is_not_there(tmp_path: Path) -> None:
+    with running(Settings().on_free_ports()) as testbed:
+        gone = build(
+            "default", [("prefill", "http://127.0.0.1:1"), ("decode", testbed.decode_urls[0])], mode="pull", model="m"
+        )
+        outcome = measure(tmp_path, gone, plan(num_prompts=2))
+    assert {(row.status, row.error_kind) for row in outcome.rows} == {("failed", "connect")}
+    assert all(row.error is not None and row.error.startswith("prefill: ") for row in outcome.rows)
+
+
+def test_a_server_without_a_connector_hands_nothing_over(tmp_path: Path) -> None:
+    with running(Settings(mode="colocated").on_free_ports()) as plain, running(Settings().on_free_ports()) as pair:
+        urls = [("prefill", plain.server_urls[0]), ("decode", pair.decode_urls[0])]
+        outcome = measure(
+            tmp_path, build("default", urls, mode="pull", model="simulated-qwen3-32b"), plan(num_prompts=2)
+        )
+    assert all(row.status == "failed" and "KV connector" in (row.error or "") for row in outcome.rows)
+
+
+@pytest.mark.parametrize("missing", ["prefill", "decode"])
+def test_both_sides_are_needed(missing: str, tmp_path: Path) -> None:
+    other = "decode" if missing == "prefill" else "prefill"
+    with pytest.raises(UsageError, match=missing):
+        measure(tmp_path, build("default", [(other, "http://127.0.0.1:1")], model="m"), plan())
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        (b'{"a":1,"k": {"x":[1,2,{"y":"}"}]} ,"b":2}', b'{"x":[1,2,{"y":"}"}]}'),
+        (b'{"text":"\\"k\\": 5","k":null}', b"null"),
+        (b'{"text":"no key"}', None),
+        (b'{"k":{"cut":', None),
+    ],
+)
+def test_a_value_is_taken_as_it_came(text: bytes, value: bytes | None) -> None:
+    assert _value_of(b'"k":', text) == value
