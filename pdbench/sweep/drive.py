@@ -12,7 +12,7 @@ from typing import Any
 from pdbench.deployment import Deployment
 from pdbench.sweep.client import Client, Request
 from pdbench.sweep.clients import open_client
-from pdbench.sweep.hops import PREFILL_FIELDS, both_sides, bootstrap_host, open_hops
+from pdbench.sweep.hops import PREFILL_FIELDS, bootstrap_host, both_sides, open_hops
 from pdbench.sweep.plan import Plan
 from pdbench.sweep.schedule import Ask
 
