@@ -173,7 +173,7 @@ async def prepared(job: Job) -> AsyncIterator[Prepared]:
     share = share_of(job)
     stock = Stock(cell_requests(job, share.schedule), share.indices)
     await stock.fill()
-    async with OPENS[cell.drive](job.deployment) as client:
+    async with OPENS[job.cell.drive](job.deployment) as client:
         with quiet_collector():
             yield Prepared(job, share, stock, client)
 
