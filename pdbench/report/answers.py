@@ -48,6 +48,10 @@ class Answers:
     request_class: NDArray[np.str_]
     turn: Floats  # of its session, from 1
     shared_len: Floats  # prompt tokens that an earlier request of the cell began with
+    second: Floats  # token
+    prefill_sent: Floats  # hop 1 of a two-hop drive
+    prefill_done: Floats
+    decode_sent: Floats
     gaps: tuple[Floats, ...]  # s between token-carrying events, per request
     offsets: tuple[Floats, ...]  # s from sent, per request
 
@@ -129,6 +133,8 @@ def read_answers(requests: pandas.DataFrame, chunks: Mapping[str, Floats]) -> An
     offsets = tuple(np.asarray(chunks.get(name, ()), dtype=float) for name in rows["request_id"])
 
     def column(name: str) -> Floats:
+        if name not in rows:
+            return np.full(len(rows), np.nan)
         return rows[name].to_numpy(dtype=float, na_value=np.nan)
 
     return Answers(
@@ -147,6 +153,10 @@ def read_answers(requests: pandas.DataFrame, chunks: Mapping[str, Floats]) -> An
         request_class=rows["class"].to_numpy(dtype=str),
         turn=column("turn"),
         shared_len=column("shared_len"),
+        second=column("second_token_s"),
+        prefill_sent=column("prefill_sent_s"),
+        prefill_done=column("prefill_done_s"),
+        decode_sent=column("decode_sent_s"),
         gaps=tuple(np.diff(each) for each in offsets),
         offsets=offsets,
     )

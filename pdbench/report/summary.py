@@ -26,6 +26,7 @@ from pdbench.report.cell import Measured, Part, measured
 from pdbench.report.demand import Slots, slots_of
 from pdbench.report.diagnosis import diagnose
 from pdbench.report.imports.told import told_cells
+from pdbench.report.legs import add_proxy_costs, legs_ms, traffic_of
 from pdbench.report.prefix import fewer_hits, prefix_cache
 from pdbench.report.split import Split, split_of
 from pdbench.report.validity import Finding, findings, is_void, merged
@@ -62,6 +63,7 @@ def summarise(run: Run) -> dict[str, Any]:
     cells = [cell_summary(cell, low_load) for cell, low_load in _with_low_load(list(_cells(run)))]
     if told := told_cells(document):
         cells = sorted([*cells, *told], key=lambda cell: cell["cell"])
+    add_proxy_costs(cells)
     entries = document.get("cell_runs", [])
     interrupted = len(entries) < _planned(document) or any(entry.get("state") != "done" for entry in entries)
     summary = {
@@ -108,9 +110,11 @@ def cell_summary(cell: Measured, tpot0_ms: float | None = None) -> dict[str, Any
         "max_concurrency": cell.streams,
         "prompt_len": cell.cell.get("prompt_len"),
         "output_len": cell.cell.get("output_len"),
-        "traffic": cell.cell.get("traffic"),
+        "traffic": traffic_of(cell),
+        "drive": cell.cell.get("drive", "proxy"),
         **whole,
         **_split_keys(split),
+        "legs_ms": legs_ms(cell.answers),
         "slots": _slot_keys(slots),
         **breakdown(cell),
         "prefix_cache": prefix_cache(cell),

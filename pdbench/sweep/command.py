@@ -95,6 +95,18 @@ def sweep(
     ] = None,
     arrivals: Annotated[str | None, typer.Option(help="poisson, gamma or constant.", rich_help_panel=LOAD)] = None,
     seed: Annotated[str | None, typer.Option(help="Seed of arrivals and prompts.", rich_help_panel=LOAD)] = None,
+    drive: Annotated[
+        Texts,
+        typer.Option(
+            help="proxy, or two-hop: to prefill and decode by ourselves; both to compare.", rich_help_panel=LOAD
+        ),
+    ] = None,
+    pass_token_ids: Annotated[
+        bool | None,
+        typer.Option(
+            "--pass-token-ids/--no-pass-token-ids", help="Two-hop chat: tokenise once, or twice.", rich_help_panel=LOAD
+        ),
+    ] = None,
     endpoint: Annotated[str | None, typer.Option(help="completions or chat.", rich_help_panel=LOAD)] = None,
     vocab_size: Annotated[
         int | None, typer.Option(help="Token ids go from 256 to below this: 4000.", rich_help_panel=LOAD)

@@ -35,6 +35,8 @@ DEFAULTS: dict[str, Any] = {
     "burstiness": 1.0,
     "arrivals": None,
     "seed": None,
+    "drive": [],
+    "pass_token_ids": True,
     "endpoint": None,
     "vocab_size": 4000,
     "ignore_eos": True,
@@ -49,6 +51,7 @@ DEFAULT_TURN_LEN = 512  # of each message in a session
 DEFAULT_OUTPUT_LEN = 128
 SLO_METRICS = ("ttft", "tpot", "itl", "e2el")
 ARRIVALS = ("poisson", "gamma", "constant")
+DRIVE_NAMES = ("proxy", "two-hop")
 FIRST_TOKEN_ID = 256
 OF_A_TRACE = ("prompt_lens", "output_len", "prefix_len", "num_prefixes", "arrivals", "burstiness")  # it brings its own
 
@@ -88,7 +91,10 @@ def plan_from(options: Mapping[str, Any], targets: list[str]) -> Plan:
     vocab_size = int(_number(options, "vocab_size", count))
     if vocab_size <= FIRST_TOKEN_ID + 1:
         raise UsageError(f"--vocab-size must be above {FIRST_TOKEN_ID + 1}: ids are drawn from {FIRST_TOKEN_ID} up.")
-    cells = grid(targets, load.rates, load.streams, prompt_lens, output_lens, load.speeds)
+    drives = several(options["drive"], "--drive", str) or ["proxy"]
+    if unknown := [name for name in drives if name not in DRIVE_NAMES]:
+        raise UsageError(f"--drive is one or more of {', '.join(DRIVE_NAMES)}, not {unknown[0]!r}.")
+    cells = grid(targets, load.rates, load.streams, prompt_lens, output_lens, load.speeds, drives)
     prefix_len, num_prefixes = _prefixes(options, load, [cell.prompt_len for cell in cells])
     return Plan(
         cells=cells,
@@ -114,6 +120,7 @@ def plan_from(options: Mapping[str, Any], targets: list[str]) -> Plan:
         prefix_len=prefix_len,
         num_prefixes=num_prefixes,
         notes=_left_out(load),
+        pass_token_ids=bool(options["pass_token_ids"]),
     )
 
 
