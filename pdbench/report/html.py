@@ -9,6 +9,7 @@ from pdbench.report import (
     capacity_figures,
     explorer,
     heat,
+    leg_tables,
     load_figures,
     measured,
     part_tables,
@@ -169,7 +170,13 @@ def _split(cells: Sequence[CellSummary], several: bool, drawn: list[Figure]) -> 
         return [missing("the parts of TTFT: no metrics page of prefill or decode was scraped")]
     note = "Means add, percentiles do not: this is the mean. Hatched bars belong to cells that are void or cut short; "
     note += "crossed grey is what no measured part explains, left of zero where parts overlap."
-    return [placed(bars, drawn), tag("p", note, class_="note"), placed(steps, drawn), tables.split(cells, several)]
+    return [
+        placed(bars, drawn),
+        tag("p", note, class_="note"),
+        placed(steps, drawn),
+        tables.split(cells, several),
+        leg_tables.legs(cells, several),
+    ]
 
 
 def _latency(cells: Sequence[CellSummary], slos_ms: Mapping[str, float], drawn: list[Figure]) -> list[Child]:

@@ -12,6 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from pdbench.report.columns import NUMBERS, Column, Layout, arrange, reach_of, split_columns, target_column
+from pdbench.report.leg_tables import drive_column, leg_lines
 from pdbench.report.part_tables import part_lines
 from pdbench.report.wording import (
     TOO_FEW,
@@ -81,9 +82,10 @@ def final_table(summary: Summary, width: int) -> RenderableType:
     parts: list[RenderableType] = [*_cell_verdicts(summary, cells, said)]
     if cells:
         leading, meant = target_column(targets(summary)) if several else (None, {})
-        first = [leading] if leading is not None else []
+        first = [*([leading] if leading is not None else []), *drive_column(cells)]
         parts += [*_blank(parts), *_numbers(summary, cells, first, meant, width), *part_lines(cells, several, width)]
-        parts += [*_split(cells, first, several, width), *_notes(cells, several), *_warnings(cells, several)]
+        parts += [*_split(cells, first, several, width), *leg_lines(cells, several)]
+        parts += [*_notes(cells, several), *_warnings(cells, several)]
     simulated = ("SIMULATED. ", "bold magenta") if summary.get("simulated") else ""
     return Group(*parts, *_blank(parts), Text.assemble(simulated, (said, "bold")))
 

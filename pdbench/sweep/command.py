@@ -97,9 +97,7 @@ def sweep(
     seed: Annotated[str | None, typer.Option(help="Seed of arrivals and prompts.", rich_help_panel=LOAD)] = None,
     drive: Annotated[
         Texts,
-        typer.Option(
-            help="proxy, or two-hop: to prefill and decode by ourselves; both to compare.", rich_help_panel=LOAD
-        ),
+        typer.Option(help="proxy, or two-hop: ourselves to prefill, then decode; or both.", rich_help_panel=LOAD),
     ] = None,
     pass_token_ids: Annotated[
         bool | None,

@@ -20,7 +20,8 @@ def answers(sent: np.ndarray, first: np.ndarray, last: np.ndarray) -> Answers:
     tokens = np.full(n, 128.0)
     nothing = tuple(np.array([]) for _ in range(n))
     same = (tokens,) * 6
-    whose = (np.full(n, "default"), np.full(n, np.nan), np.zeros(n))
+    none = np.full(n, np.nan)
+    whose = (np.full(n, "default"), none, np.zeros(n), *(none,) * 4)
     return Answers(np.full(n, "ok"), sent, sent, first, last, last, *same, *whose, nothing, nothing)
 
 

@@ -1,0 +1,67 @@
+"""The two-hop legs of a cell and the proxy's cost, end to end on the practice deployment and on made figures."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from pdbench.cli import main
+from pdbench.report.legs import add_proxy_costs
+from pdbench.testbed.launch import running
+from pdbench.testbed.settings import Settings
+
+PROXY_MS = 40.0
+
+
+def test_what_a_slow_proxy_costs_is_found(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Planted 40 ms; the prefill leg is prefill's compute, which the settings give."""
+    settings = Settings(proxy_ms=PROXY_MS, prefill_ms_per_token=0.05, post_fixed_ms=0.0, post_ms_per_token=0.0)
+    out = tmp_path / "run"
+    with running(settings.on_free_ports()) as testbed:
+        words = [
+            "--proxy",
+            str(testbed.proxy_url),
+            "--prefill",
+            *testbed.prefill_urls,
+            "--decode",
+            *testbed.decode_urls,
+        ]
+        load = ["--rates", "4", "--prompt-lens", "1024", "--output-len", "4", "--num-prompts", "12"]
+        main(["sweep", *words, *load, "--drive", "proxy,two-hop", "--out", str(out)])
+    printed = capsys.readouterr().out
+    proxied, hopped = json.loads((out / "summary.json").read_text())["cells"]
+    assert (proxied["drive"], hopped["drive"]) == ("proxy", "two-hop")
+    assert hopped["legs_ms"]["prefill"]["mean"] == pytest.approx(51.2, rel=0.5)
+    assert PROXY_MS / 2 < proxied["proxy_cost_ms"]["mean"] < 2 * PROXY_MS
+    assert "interval" not in proxied["proxy_cost_ms"], "one repeat has none"
+    assert "the proxy adds" in printed and "prefill leg" in printed
+    total = sum(hopped["ttft_split_ms"].values())
+    assert total == pytest.approx(hopped["mean_ttft_ms"])
+
+
+def cells(differences: list[float], drives: tuple[str, str] = ("proxy", "two-hop")) -> list[dict[str, Any]]:
+    base = {"target": "t", "loop": "open", "request_rate": 1.0, "prompt_len": 8, "output_len": 8}
+    repeats = [[{"repeat": i, "mean_ttft_ms": 100.0 + d * on} for i, d in enumerate(differences)] for on in (1, 0)]
+    return [
+        {**base, "drive": drive, "repeats": each, "mean_ttft_ms": float(np.mean([r["mean_ttft_ms"] for r in each]))}
+        for drive, each in zip(drives, repeats, strict=True)
+    ]
+
+
+def test_the_interval_is_students_over_paired_repeats() -> None:
+    """By hand: mean 5, sd 1, n 4: half width 3.182 / 2."""
+    found = cells([4.0, 4.0, 6.0, 6.0])
+    add_proxy_costs(found)
+    half = 3.182 * np.std([4, 4, 6, 6], ddof=1) / 2
+    assert found[0]["proxy_cost_ms"]["interval"] == pytest.approx([5 - half, 5 + half])
+    assert "proxy_cost_ms" not in found[1]
+
+
+def test_without_a_twin_there_is_no_cost() -> None:
+    alone = cells([1.0], ("proxy", "proxy"))
+    add_proxy_costs(alone)
+    assert all("proxy_cost_ms" not in cell for cell in alone)
