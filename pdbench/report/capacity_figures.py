@@ -49,10 +49,8 @@ def _slots(group: Group, cells: Sequence[CellSummary], among: Sequence[Group]) -
     made = document(traces, height=320, showlegend=True, **layout)
     title = f"Slots, prompts of {group_name(group, among)}"
     spoken = f"{title}: decode slots needed and held against the load, for {counted(len(cells), 'cell')}."
-    note = (
-        "Little's line: rate \u00d7 output tokens \u00d7 TPOT, with the TPOT of the lowest load. What lies above it is "
-    )
-    note += "TPOT that grew with the load; beyond the slots that are there, requests wait."
+    note = "Little's line: rate \u00d7 output tokens \u00d7 TPOT, with the TPOT of the lowest valid load. "
+    note += "What lies above is TPOT that grew with the load; beyond the slots that are there, requests wait."
     return Figure(title, spoken, made, note if line is not None else "")
 
 

@@ -109,7 +109,9 @@ function show(request) {
     ["E2EL", ms(last)],
     ["longest gap", known(gap) ? `${ms(gap)}, before event ${value("gap_before", request)}` : ""],
     ["tokens", `${value("prompt_tokens", request) ?? "?"} in, ${tokens ?? "?"} out`],
+    ["from the cache", known(value("cached_tokens", request)) ? `${value("cached_tokens", request)} of them` : ""],
     ["class", value("class", request)],
+    ["turn", known(value("turn", request)) ? `${value("turn", request)}` : ""],
     ["ended by", value("finish_reason", request)],
   ]) {
     if (text) facts.append(element("dt", name), element("dd", text));

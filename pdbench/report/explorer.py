@@ -27,6 +27,7 @@ LEAST_A_CELL = 15
 KEPT_FOR_CAUSE = 0.25  # of a cell's share, for what failed and again for what was slowest
 BINS = 24
 MAX_ERROR_CHARS = 160
+NUMBERS = ("index", "repeat", "prompt_tokens", "output_tokens", "cached_tokens", "chunks", "turn")
 # The stamps of a request in the order in which they come; explorer.js names what lies before each.
 STAMPS = ("sent_s", "connected_s", "first_byte_s", "first_token_s", "second_token_s", "last_token_s", "done_s")
 
@@ -122,10 +123,7 @@ def _shown(
         "id": None if _numbered(ids, prefix, some["index"]) else [clean(name[len(prefix) :], 80) for name in ids],
         "at": [float(f"{value:.6g}") for value in since_s[keep]],
         **{name: _column(values) for name, values in stamps.items()},
-        **{
-            name: _column(_known(some[name]))
-            for name in ("index", "repeat", "prompt_tokens", "output_tokens", "chunks")
-        },
+        **{name: _column(_known(some[name])) for name in NUMBERS},
         **{name: _column(_texts(some[name])) for name in ("status", "class", "finish_reason", "error_kind", "error")},
         "gap": _column([gap for gap, _ in gaps]),
         "gap_before": _column([place for _, place in gaps]),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -111,12 +111,19 @@ def thinned(t: Floats, value: Floats, limit: int = MAX_POINTS) -> tuple[Floats, 
 def gap_curves(requests: pandas.DataFrame, chunks: pandas.DataFrame) -> dict[int, GapCurve]:
     """For each cell the tail of its inter-token latencies, over all repeats, at no more than CURVE_POINTS points."""
     cell_of: Mapping[str, Any] = dict(zip(requests["request_id"], requests["cell"], strict=True))
-    gaps: dict[int, list[Floats]] = {}
+    offsets_of: dict[int, list[Floats]] = {}
     for request_id, offsets in zip(chunks["request_id"], chunks["offset_s"], strict=True):
         cell = cell_of.get(request_id)
         if cell is not None and offsets is not None and len(offsets) > 1:
-            gaps.setdefault(int(cell), []).append(np.diff(np.asarray(offsets, np.float64)) * 1000)
-    return {cell: _curve(cell, np.concatenate(parts)) for cell, parts in sorted(gaps.items())}
+            offsets_of.setdefault(int(cell), []).append(offsets)
+    return {cell: _curve(cell, _gaps_ms(parts)) for cell, parts in sorted(offsets_of.items())}
+
+
+def _gaps_ms(offsets: Sequence[Floats]) -> Floats:
+    """The gaps of all requests, without what lies between two of them: one difference, not one a request."""
+    between = np.cumsum([len(each) for each in offsets])[:-1] - 1
+    gaps: Floats = np.delete(np.diff(np.concatenate(offsets).astype(np.float64)), between) * 1000
+    return gaps
 
 
 def _curve(cell: int, gaps: Floats) -> GapCurve:
