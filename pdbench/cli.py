@@ -19,6 +19,10 @@ VERBS = {
     "report": ("pdbench.report.command:report", "Judge a run directory again: verdict, summary.json, report.html."),
     "import": ("pdbench.report.imports.command:import_results", "Make a run of other tools' results."),
     "slots": ("pdbench.littles_law.slots_command:slots", "Decode slots: how many, how long a wait, how high a rate."),
+    "probe-transfer": (
+        "pdbench.probe.transfer.command:probe_transfer",
+        "Move KV cache through NIXL: how fast, and by which transport.",
+    ),
     "plan": ("pdbench.littles_law.plan_command:plan", "Plan: KV bytes, transfers, crossover, P:D ratio."),
     "watch": ("pdbench.probe.watch.command:watch", "Watch a deployment live: slots, waiting by stage, TTFT split."),
     "doctor": ("pdbench.probe.doctor.command:doctor", "Check a deployment or a recipe before anyone measures it."),

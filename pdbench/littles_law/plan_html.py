@@ -20,7 +20,8 @@ STATES = {
 }
 
 
-def page(plan: Plan) -> str:
+def page(plan: Plan, name: str = "plan", origin: str = "Computed, not measured.") -> str:
+    """A whole document; `origin` says where its figures come from."""
     drawn: list[Child] = []
     for chart in plan.charts:
         drawn.append(
@@ -33,14 +34,14 @@ def page(plan: Plan) -> str:
         tag("meta", charset="utf-8"),
         tag("meta", name="viewport", content="width=device-width, initial-scale=1"),
         tag("meta", http_equiv="Content-Security-Policy", content=POLICY),
-        tag("title", "pdbench plan"),
+        tag("title", f"pdbench {name}"),
         Markup(f"<style>{_style()}</style>"),
     )
     body = tag(
         "body",
-        tag("header", tag("h1", tag("span", "pdbench", class_="brand"), " plan")),
+        tag("header", tag("h1", tag("span", "pdbench", class_="brand"), f" {name}")),
         tag("main", tag("p", plan.answer, class_="answer"), drawn, tag("section", tables), remarks),
-        tag("footer", "Computed, not measured."),
+        tag("footer", origin),
     )
     return f"<!doctype html>\n{tag('html', head, body, lang='en')}\n"
 

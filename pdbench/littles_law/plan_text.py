@@ -53,10 +53,11 @@ def show(plan: Plan, *, as_json: bool, html: Path | None) -> None:
         json.dump({"answer": plan.answer, **plain(plan.document)}, sys.stdout, indent=1, allow_nan=False)
         sys.stdout.write("\n")
         return
-    _print(plan, html)
+    print_plan(plan, html)
 
 
-def _print(plan: Plan, html: Path | None) -> None:
+def print_plan(plan: Plan, html: Path | None) -> None:
+    """The answer, the tables and the remarks on stdout, 80 columns wide where that is no terminal."""
     from rich.console import Console
 
     console = Console(highlight=False, markup=False)

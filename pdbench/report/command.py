@@ -80,6 +80,10 @@ def _written_down(results: Results, path: Path) -> None:
 
 def conclude(run: Run) -> dict[str, Any]:
     """Judge what was measured and write summary.json and report.html. Returns the summary."""
+    if run.document.get("kind") == "transfer":
+        from pdbench.report.transfer import shown
+
+        return shown.conclude(run)
     from pdbench.report.html import render_html
     from pdbench.report.summary import summarise
 
@@ -100,7 +104,12 @@ def show(results: Results, *, as_json: bool) -> None:
 
     console = terminal()
     for run, summary in results:
-        print_summary(summary, console)
+        if summary.get("kind") == "transfer":
+            from pdbench.report.transfer.shown import print_transfer
+
+            print_transfer(summary)
+        else:
+            print_summary(summary, console)
         console.print(f"report  {(run.path / 'report.html').resolve()}", markup=False, soft_wrap=True)
 
 
@@ -113,6 +122,10 @@ def terminal() -> Console:
 
 def refuse_invalid(run: Run, summary: dict[str, Any]) -> None:
     """Raise InvalidRun (exit code 3) when no cell of the run means anything."""
+    if summary.get("kind") == "transfer":
+        from pdbench.report.transfer.shown import refuse_meaningless
+
+        return refuse_meaningless(summary)
     from pdbench.report.summary import exit_code_of
 
     if exit_code_of(summary):

@@ -1,0 +1,184 @@
+"""A transfer run as a page of text: the answer first, tables of 80 columns, then what to doubt and what to change."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from pdbench.littles_law.plan_charts import Line, LineChart
+from pdbench.littles_law.plan_text import Plan, Table, ms, number, percent, size
+
+Result = Mapping[str, Any]
+VERBS = {"READ": "pull", "WRITE": "push"}
+REFERENCES = ("memcpy", "process_vm", "tcp", "ucx_perftest")
+
+
+def view(summary: Mapping[str, Any]) -> Plan:
+    """The same content for the terminal and for the page."""
+    results = summary["results"]
+    tables = [_times(results), _speeds(results), _carriers(results)]
+    tables += [_polls(results), _fits(summary["fits"]), *_predictions(summary["predictions"])]
+    kept = tuple(table for table in tables if table.rows)
+    return Plan(_answer(summary), kept, tuple(_remarks(summary)), dict(summary), tuple(_charts(summary)))
+
+
+def _answer(summary: Mapping[str, Any]) -> str:
+    refused = [each["evidence"] for each in summary["validity"] if each["severity"] == "void"]
+    refused += [each["evidence"] for each in summary["validity"] if each["code"] == "machine-loaded"]
+    if refused and summary["results"]:
+        return f"NO VERDICT: {refused[0]}\nAs measured: {summary['answer']}"
+    return f"{summary['answer']} {summary['verdict'] or ''}".strip()
+
+
+def _name(result: Result, results: Sequence[Result]) -> str:
+    """What tells this result from the others: pull scattered, and whatever else differs between them."""
+    words = [VERBS[result["op"]], result["ids"][:7].rstrip("e")]
+    if len({each["block_tokens"] for each in results}) > 1:
+        words.append(f"b{result['block_tokens']}")
+    if len({each["in_flight"] for each in results}) > 1:
+        words.append(f"x{result['in_flight']}")
+    for key in ("backend", "memory"):
+        if len({each[key] for each in results}) > 1:
+            words.append(str(result[key]))
+    return " ".join(words)
+
+
+def _times(results: Sequence[Result]) -> Table:
+    rows = []
+    for each in results:
+        merged = each["descriptors_merged"]
+        rows.append(
+            (_name(each, results), size(each["nbytes"]), f"{each['descriptors']:,}", f"{merged:,}" if merged else "-",
+             *(_short(each[f"{phase}_ms"]["p50"]) for phase in ("prep", "make", "post", "move")),
+             _short(each["total_ms"]["p50"]), _short(each["total_ms"]["p99"]))
+        )  # fmt: skip
+    heads = ("", "bytes", "asked", "merged", "prep", "make", "post", "move", "p50", "p99")
+    return Table("Descriptors, and ms a transfer (p50; then the whole, without prep)", heads, tuple(rows))
+
+
+def _speeds(results: Sequence[Result]) -> Table:
+    names = [name for name in REFERENCES if any(name in each["reference_gb_s"] for each in results)]
+    theory = any(each.get("theory_gb_s") for each in results)
+    rows = []
+    for each in results:
+        cells = [number(each["gb_s"])]
+        for name in names:
+            speed = each["reference_gb_s"].get(name)
+            cells.append("-" if speed is None else f"{number(speed)} ({percent(each['of_reference'][name])})")
+        if theory:
+            fraction = each.get("theory_fraction")
+            cells.append("-" if fraction is None else f"{number(each['theory_gb_s'])} ({percent(fraction)})")
+        rows.append((_name(each, results), *cells))
+    heads = ("", "NIXL", *names, *(["link"] if theory else []))
+    return Table("GB/s (1e9 bytes), and NIXL's share of what ran beside it", heads, tuple(rows))
+
+
+def _carriers(results: Sequence[Result]) -> Table:
+    marks = {True: "yes", False: "NO", None: "open"}
+    seen: dict[tuple[str, ...], list[str]] = {}
+    for each in results:
+        proof = each["transport_proof"]
+        seen.setdefault((str(proof["says"]), marks[proof["agree"]], _verified(each)), []).append(_name(each, results))
+    rows = tuple((", ".join(names), proven, verified, says) for (says, proven, verified), names in _joined(seen))
+    return Table("What carried the bytes", ("", "proven", "verified", ""), rows)
+
+
+def _joined(seen: Mapping[tuple[str, ...], list[str]]) -> list[tuple[tuple[str, ...], list[str]]]:
+    return list(seen.items())
+
+
+def _verified(result: Result) -> str:
+    return {True: "yes", False: "NO", None: "-"}[result["verified"]]
+
+
+def _polls(results: Sequence[Result]) -> Table:
+    polled = [each for each in results if "poll" in each]
+    rows = tuple(
+        (_name(each, results), _short(each["total_ms"]["p50"]), _short(each["poll"]["seen_ms"]["p50"]),
+         _short(each["poll"]["added_ms"]), _short(each["poll"]["nixl_xfer_ms"]["p50"]))
+        for each in polled
+    )  # fmt: skip
+    every = ms(polled[0]["poll"]["interval_ms"]) if polled else ""
+    heads = ("", "done", "seen", "added", "as NIXL tells it")
+    return Table(f"Looked at only every {every}, as between decode steps: ms", heads, rows)
+
+
+def _fits(fits: Sequence[Mapping[str, Any]]) -> Table:
+    rows = []
+    for each in fits:
+        spans = [each[f"{part}_interval"] for part in ("t0_ms", "gb_s", "us_per_descriptor")]
+        values = [each["t0_ms"], each["gb_s"], each["us_per_descriptor"]]
+        told = [
+            f"{number(value)} ({number(low)} to {number(high)})"
+            for value, (low, high) in zip(values, spans, strict=True)
+        ]
+        where = f"{VERBS[each['op']]} {each['backend']} {each['memory']}"
+        rows.append((where, *told, percent(each["worst_miss"])))
+    heads = ("", "t0, ms", "GB/s", "us a descriptor", "worst miss")
+    return Table("Fit: t0 + bytes/bandwidth + descriptors x d (95% intervals)", heads, tuple(rows))
+
+
+def _predictions(rows: Sequence[Mapping[str, Any]]) -> list[Table]:
+    tables = []
+    for block in dict.fromkeys(row["block_tokens"] for row in rows):
+        mine = [row for row in rows if row["block_tokens"] == block]
+        ways = [way for way in mine[0]["ways"]]
+        several = len({(way["backend"], way["memory"]) for way in ways}) > 1
+        heads = ["prompt", "a GPU", "blocks"]
+        heads += [_way(way, several) for way in ways]
+        theory = mine[0]["at_theory_ms"] is not None
+        heads += ["at link"] if theory else []
+        lines = []
+        for row in mine:
+            cells = [f"{row['tokens']:,}", size(row["nbytes"]), f"{row['descriptors']:,}"]
+            cells += [("~" if way["extrapolated"] else "") + _short(way["ms"]) for way in row["ways"]]
+            lines.append((*cells, *([_short(row["at_theory_ms"])] if theory else [])))
+        title = (
+            f"What that predicts for this model's handoff, ms (blocks of {block} tokens; ~: beyond what was measured)"
+        )
+        tables.append(Table(title, tuple(heads), tuple(lines)))
+    return tables
+
+
+def _way(way: Mapping[str, Any], several: bool) -> str:
+    short = {"scattered": "scat.", "contiguous": "cont."}[way["ids"]]
+    return f"{VERBS[way['op']]} {short}" + (f" {way['backend']} {way['memory']}" if several else "")
+
+
+def _remarks(summary: Mapping[str, Any]) -> list[str]:
+    remarks = [f"{each['cause']}: {each['evidence']}. {each['advice']}" for each in summary["diagnosis"]]
+    remarks += [f"{each['severity']}: {each['code']}: {each['evidence']}" for each in summary["validity"]]
+    missing: dict[str, str] = {}
+    for each in summary["results"]:
+        missing |= each["reference_missing"]
+    remarks += [f"Reference {name} was not run: {why}." for name, why in missing.items()]
+    loads = [each["backend"] for each in summary["backends"] if each["loads"]]
+    rest = [f"{each['backend']} ({each['why']})" for each in summary["backends"] if not each["loads"]]
+    if summary["backends"]:
+        remarks.append(f"Backends that load: {', '.join(loads) or 'none'}. The others: {'; '.join(rest) or 'none'}.")
+    for each in summary["setup"]:
+        steps = ", ".join(f"{name} {ms(value)}" for name, value in each["setup_ms"].items())
+        remarks.append(f"Once, and in none of the times: {each['backend']} {each['memory']}: {steps}.")
+    return remarks + list(summary["notes"])
+
+
+def _charts(summary: Mapping[str, Any]) -> list[LineChart]:
+    charts = []
+    rows = summary["predictions"]
+    for block in dict.fromkeys(row["block_tokens"] for row in rows):
+        mine = [row for row in rows if row["block_tokens"] == block]
+        lines = []
+        for place, way in enumerate(mine[0]["ways"]):
+            points = tuple((float(row["tokens"]), max(1e-3, float(row["ways"][place]["ms"]))) for row in mine)
+            lines.append(Line(_way(way, True), points))
+        if mine[0]["at_theory_ms"]:
+            lines.append(
+                Line("at the link's theory", tuple((float(r["tokens"]), float(r["at_theory_ms"])) for r in mine))
+            )
+        title = f"Predicted handoff of one rank, blocks of {block} tokens"
+        charts.append(LineChart(title, "prompt tokens", "ms", tuple(lines), log_x=True, log_y=True))
+    return charts
+
+
+def _short(value: float | None) -> str:
+    return number(value)
