@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import platform
 import shlex
+import shutil
+import signal
 import sys
 import time
 from collections.abc import Callable
@@ -151,6 +153,7 @@ def _carry_out(
 
     logs = run.path / "logs"
     workers: list[Worker] = []
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # whoever ends us gets what was measured, as with Ctrl-C
     try:
         logs.mkdir()
         with ending(workers):
@@ -257,5 +260,7 @@ def _tell(run: Run, failure: PdbenchError | None, *, as_json: bool) -> None:
     except PdbenchError as error:
         raise failure or error from None
     if failure is not None:
+        if isinstance(failure, UsageError) and not summary["results"]:
+            shutil.rmtree(run.path)  # so that the same --out can be given with the flags put right
         raise failure
     refuse_invalid(run, summary)

@@ -18,6 +18,7 @@ from pdbench import __version__
 from pdbench.probe.nics import nics
 
 _SECRET = re.compile(r"TOKEN|KEY|PASS|SECRET|ENDPOINT|CRED")
+_OURS = {"UCX_PROTO_INFO", "UCX_LOG_FILE", "UCX_WARN_UNUSED_ENV_VARS"}  # set by pdbench itself
 _SIOCGIFADDR, _SIOCGIFNETMASK = 0x8915, 0x891B
 
 
@@ -49,7 +50,7 @@ def settings() -> dict[str, str]:
     return {
         name: value
         for name, value in sorted(os.environ.items())
-        if name.startswith(("UCX_", "NIXL_", "CUDA_VISIBLE_DEVICES")) and not _SECRET.search(name)
+        if name.startswith(("UCX_", "NIXL_", "CUDA_VISIBLE_DEVICES")) and not _SECRET.search(name) and name not in _OURS
     }
 
 

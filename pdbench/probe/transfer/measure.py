@@ -12,7 +12,7 @@ from pdbench.probe.nics import moved
 from pdbench.probe.transfer import host, rounds, ucx_report
 from pdbench.probe.transfer.conversation import Conversation
 from pdbench.probe.transfer.endpoint import Endpoint
-from pdbench.probe.transfer.memory import checksum, fill, is_wiped, wipe
+from pdbench.probe.transfer.memory import checksum, fill, guards_are_wiped, wipe
 from pdbench.probe.transfer.nixl import refused
 from pdbench.probe.transfer.pattern import Picks, descriptors, indices, picks
 from pdbench.probe.transfer.perftest import perftest
@@ -100,7 +100,7 @@ def _verify(side: Side, cell: Cell, chosen: list[Picks], transfer: Transfer) -> 
     first_s = time.perf_counter() - begin
     theirs = ask("checksum", cell=cell.document(), seed=side.plan.seed + cell.cell, guards=cell.op == "WRITE")
     ours = [checksum(memory, cell.pattern, one.here, cell.in_flight) for one in chosen]
-    guards = is_wiped(memory, cell.pattern, cell.in_flight) if cell.op == "READ" else theirs["guards"]
+    guards = guards_are_wiped(memory, cell.pattern, cell.in_flight) if cell.op == "READ" else theirs["guards"]
     right = ours == theirs["sums"] and guards
     return {"verified": right, "descriptors_merged": merged, "first_s": first_s}
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import mmap
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from pdbench.errors import UsageError
 from pdbench.littles_law.plan_text import binary_size
-from pdbench.probe.transfer.pattern import Pattern, pool_blocks
+from pdbench.probe.transfer.pattern import GUARD_BYTES, Pattern
 
 Bytes = npt.NDArray[np.uint8]
 
@@ -92,25 +92,24 @@ def wipe(memory: Memory, nbytes: int) -> None:
         memory.write(offset, zeros[: min(_CHUNK_BYTES, nbytes - offset)])
 
 
+def regions(memory: Memory, pattern: Pattern, in_flight: int) -> Iterator[tuple[int, Bytes, Bytes]]:
+    """Each region of the pattern: the place of its segment, its blocks as rows, and the guard behind them."""
+    offset = 0
+    for place, segment in enumerate(pattern.segments):
+        for _ in range(segment.regions):
+            whole = memory.read(offset, segment.stride(in_flight))
+            yield place, whole[:-GUARD_BYTES].reshape(-1, segment.block_bytes), whole[-GUARD_BYTES:]
+            offset += segment.stride(in_flight)
+
+
 def checksum(memory: Memory, pattern: Pattern, ids: Sequence[npt.NDArray[np.int64]], in_flight: int) -> int:
     """CRC-32 of the picked blocks in the order in which a transfer names them: alike on both sides when it is right."""
-    total, offset = 0, 0
-    for segment, chosen in zip(pattern.segments, ids, strict=True):
-        blocks = pool_blocks(segment, in_flight)
-        for _ in range(segment.regions):
-            region = memory.read(offset, blocks * segment.block_bytes).reshape(blocks, segment.block_bytes)
-            total = zlib.crc32(region[chosen].data, total)
-            offset += blocks * segment.block_bytes
+    total = 0
+    for place, blocks, _ in regions(memory, pattern, in_flight):
+        total = zlib.crc32(blocks[ids[place]].data, total)
     return total
 
 
-def is_wiped(memory: Memory, pattern: Pattern, in_flight: int) -> bool:
-    """Whether the guard blocks, which no transfer names, are still as `wipe` left them."""
-    offset = 0
-    for segment in pattern.segments:
-        blocks = pool_blocks(segment, in_flight)
-        for _ in range(segment.regions):
-            offset += blocks * segment.block_bytes
-            if memory.read(offset - segment.block_bytes, segment.block_bytes).any():
-                return False
-    return True
+def guards_are_wiped(memory: Memory, pattern: Pattern, in_flight: int) -> bool:
+    """Whether the guards, which no transfer names, are still as `wipe` left them."""
+    return not any(guard.any() for _, _, guard in regions(memory, pattern, in_flight))

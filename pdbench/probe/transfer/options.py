@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from pdbench.errors import UsageError
+from pdbench.errors import Unreachable, UsageError
 from pdbench.littles_law import plan_options
 from pdbench.littles_law.kv import KvShape
 from pdbench.littles_law.links import Link
@@ -98,6 +98,8 @@ def backends(values: Sequence[str], survey: Sequence[dict[str, Any]]) -> tuple[s
         each = known.get(word)
         if each is None:
             raise UsageError(f"--backend {word}: this NIXL has none.", f"It has: {', '.join(known)}.")
+        if not each["loads"] and word != "ucx":  # UCX's own reasons come from its log when it is started
+            raise Unreachable(f"the backend {each['backend']} does not load: {each['why']}.", "Measure --backend ucx.")
         if each["loads"] and not each["peers"]:
             raise UsageError(f"--backend {word}: it stores, and has no peer.", "Use UCX or LIBFABRIC.")
     return tuple(dict.fromkeys(str(known[word]["backend"]) for word in words))

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
 IDS = ("scattered", "contiguous")
-GUARD_BLOCKS = 1  # at the end of each region and never moved, so that no two regions touch
+GUARD_BYTES = 4096  # behind each region and never moved, so that no two regions touch
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +32,10 @@ class Segment:
     @property
     def nbytes(self) -> int:
         return self.regions * self.blocks * self.block_bytes
+
+    def stride(self, in_flight: int) -> int:
+        """Bytes from one region to the next when it holds the blocks of `in_flight` transfers."""
+        return self.blocks * in_flight * self.block_bytes + GUARD_BYTES
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +63,7 @@ class Pattern:
 
     def pool_bytes(self, in_flight: int) -> int:
         """Memory that `in_flight` transfers at once need on each side, guards included."""
-        return sum(s.regions * pool_blocks(s, in_flight) * s.block_bytes for s in self.segments)
+        return sum(segment.regions * segment.stride(in_flight) for segment in self.segments)
 
     def document(self) -> dict[str, Any]:
         return {
@@ -68,10 +72,6 @@ class Pattern:
             "tokens": self.tokens,
             "block_tokens": self.block_tokens,
         }
-
-
-def pool_blocks(segment: Segment, in_flight: int) -> int:
-    return segment.blocks * in_flight + GUARD_BLOCKS
 
 
 def pattern_from(document: Mapping[str, Any]) -> Pattern:
@@ -111,13 +111,13 @@ def descriptors(pattern: Pattern, base: int, device: int, in_flight: int) -> npt
 
     rows = []
     for segment in pattern.segments:
-        count = segment.regions * pool_blocks(segment, in_flight)
-        part = np.empty((count, 3), dtype=np.uint64)
-        part[:, 0] = base + np.arange(count, dtype=np.uint64) * np.uint64(segment.block_bytes)
-        part[:, 1] = segment.block_bytes
-        part[:, 2] = device
+        regions = np.arange(segment.regions, dtype=np.uint64) * np.uint64(segment.stride(in_flight))
+        blocks = np.arange(segment.blocks * in_flight, dtype=np.uint64) * np.uint64(segment.block_bytes)
+        part = np.empty((segment.regions * len(blocks), 3), dtype=np.uint64)
+        part[:, 0] = (base + regions[:, None] + blocks[None, :]).ravel()
+        part[:, 1:] = segment.block_bytes, device
         rows.append(part)
-        base += count * segment.block_bytes
+        base += segment.regions * segment.stride(in_flight)
     return np.concatenate(rows)
 
 
@@ -167,7 +167,7 @@ def indices(pattern: Pattern, ids: Sequence[npt.NDArray[np.int64]], in_flight: i
 
     parts, first = [], 0
     for segment, chosen in zip(pattern.segments, ids, strict=True):
-        pool = pool_blocks(segment, in_flight)
+        pool = segment.blocks * in_flight
         starts = first + np.arange(segment.regions) * pool
         parts.append((starts[:, None] + chosen[None, :]).ravel())
         first += segment.regions * pool

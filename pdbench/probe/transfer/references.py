@@ -15,8 +15,8 @@ import numpy.typing as npt
 
 from pdbench.errors import PdbenchError
 from pdbench.probe.transfer.channel import Channel, receive_exactly
-from pdbench.probe.transfer.memory import Memory, host_memory
-from pdbench.probe.transfer.pattern import Pattern, Picks, pool_blocks
+from pdbench.probe.transfer.memory import Memory, host_memory, regions
+from pdbench.probe.transfer.pattern import Pattern, Picks
 
 Reference = Callable[[], float]
 MOST_VECTORS = 1024  # UIO_MAXIOV: pieces that one call of process_vm_readv takes
@@ -48,14 +48,13 @@ def memcpy(contest: Contest) -> Reference:
         raise NotHere("the data is in GPU memory")
     scratch = host_memory(contest.pattern.pool_bytes(contest.in_flight))
     scratch.write(0, np.ones(scratch.nbytes, dtype=np.uint8))
-    moves, offset = [], 0
-    for place, segment in enumerate(contest.pattern.segments):
-        blocks, size = pool_blocks(segment, contest.in_flight), segment.block_bytes
-        for _ in range(segment.regions):
-            source = scratch.read(offset, blocks * size).reshape(blocks, size)
-            target = here.read(offset, blocks * size).reshape(blocks, size)
-            moves += [(source, target[: len(one.there[place])], one.there[place]) for one in contest.picks]
-            offset += blocks * size
+    sources = regions(scratch, contest.pattern, contest.in_flight)
+    targets = regions(here, contest.pattern, contest.in_flight)
+    moves = [
+        (source, target[: len(one.there[place])], one.there[place])
+        for (place, source, _), (_, target, _) in zip(sources, targets, strict=True)
+        for one in contest.picks
+    ]
 
     def run() -> float:
         begin = time.perf_counter()
@@ -106,7 +105,7 @@ def _vectors(contest: Contest, base: int, *, here: bool) -> npt.NDArray[np.uint6
                 part[:, 0] = offset + ids * np.uint64(segment.block_bytes)
                 part[:, 1] = segment.block_bytes
                 rows.append(part)
-                offset += pool_blocks(segment, contest.in_flight) * segment.block_bytes
+                offset += segment.stride(contest.in_flight)
     return np.concatenate(rows)
 
 

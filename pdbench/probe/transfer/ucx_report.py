@@ -7,7 +7,6 @@ when a protocol is first chosen, so the last one of an operation is the one that
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -47,7 +46,7 @@ class Box:
     rows: tuple[Row, ...]
 
     def row(self, nbytes: float) -> Row | None:
-        return next((row for row in self.rows if row.low <= nbytes <= (row.high or math.inf)), None)
+        return next((row for row in self.rows if row.low <= nbytes and (row.high is None or nbytes <= row.high)), None)
 
 
 def boxes(log: str) -> list[Box]:

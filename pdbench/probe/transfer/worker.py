@@ -30,7 +30,7 @@ from pdbench.probe.transfer.conversation import NO_ANSWER, Conversation
 from pdbench.probe.transfer.cuda import gpus
 from pdbench.probe.transfer.endpoint import Endpoint, open_endpoint
 from pdbench.probe.transfer.measure import Side, counters, measure
-from pdbench.probe.transfer.memory import checksum, fill, is_wiped, refuse_more_than_available, wipe
+from pdbench.probe.transfer.memory import checksum, fill, guards_are_wiped, refuse_more_than_available, wipe
 from pdbench.probe.transfer.pattern import picks
 from pdbench.probe.transfer.plan import Cell, Plan, cell_of, cells, plan_of, pool_bytes
 from pdbench.probe.transfer.references import receive_into
@@ -110,7 +110,7 @@ def handlers(worker: Worker) -> dict[str, Callable[[Message], Any]]:
         cell = cell_of(message["cell"])
         chosen = picks(cell.pattern, cell.ids, cell.in_flight, message["seed"])
         found = [checksum(memory(), cell.pattern, one.there, cell.in_flight) for one in chosen]
-        return {"sums": found, "guards": message["guards"] and is_wiped(memory(), cell.pattern, cell.in_flight)}
+        return {"sums": found, "guards": message["guards"] and guards_are_wiped(memory(), cell.pattern, cell.in_flight)}
 
     def send(message: Message) -> Any:
         held = memory()
@@ -196,10 +196,10 @@ def kinds(plan: Plan, here: dict[str, Any], there: dict[str, Any]) -> tuple[list
     """The kinds of memory to measure, with `auto` settled: GPU memory where both sides have a GPU."""
     if plan.memories != ("auto",):
         return list(plan.memories), ""
-    without = [
-        f"{name}: {side['gpus'][1]}" for name, side in (("decode", here), ("prefill", there)) if not side["gpus"][0]
-    ]
-    return (["DRAM"], f"host memory, since there is no GPU ({'; '.join(without)})") if without else (["VRAM"], "")
+    without = [f"{side['role']}: {side['gpus'][1]}" for side in (here, there) if not side["gpus"][0]]
+    if not without:
+        return ["VRAM"], ""
+    return ["DRAM"], f"Host memory was measured, since there is no GPU to use ({'; '.join(without)})."
 
 
 def connected(spec: dict[str, Any]) -> tuple[socket.socket, socket.socket]:

@@ -65,7 +65,7 @@ def verdict(told: Mapping[str, Any] | None, shares: Mapping[str, float], was_cou
     said = f"UCX says {told['how']} {told['config']}".strip()
     if not was_counted or most is None:
         return None, f"{said}; no counters"
-    quiet = f"no interface carried more than {most[1]:.0%} of them"
+    quiet = f"no interface counted more than {most[1]:.0%} of the bytes"
     outside = [(transport, device) for transport, device in told["carriers"] if transport not in WITHIN_HOST]
     if not outside:
         if loud:

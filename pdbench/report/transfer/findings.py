@@ -19,19 +19,11 @@ WORTH_SAYING = 0.1  # of the transfer itself
 _TURNED_ON = "UCX_CUDA_IPC_ENABLE_GET_ZCOPY=on"
 
 
-def causes(results: Sequence[Result], sides: Mapping[str, Any]) -> list[Cause]:
-    """In the order in which to act on them; each of a kind once, on the first result that shows it."""
+def causes(results: Sequence[Result], sides: Mapping[str, Any], *, times_count: bool) -> list[Cause]:
+    """In the order in which to act on them; each of a kind once, on the first result that shows it. Where a verdict is
+    refused, times tell nothing, and only what carried the bytes is judged."""
     found: list[Cause] = []
-    for judge in (
-        _disagreement,
-        _cuda_ipc_get,
-        _host_bounce,
-        _silent_tcp,
-        _below_link,
-        _fragmentation,
-        _posting,
-        _polling,
-    ):
+    for judge in (*_BY_CARRIER, *(_BY_TIME if times_count else ())):
         found += list(judge(results, sides))[:1]
     return found
 
@@ -130,7 +122,9 @@ def _silent_tcp(results: Sequence[Result], sides: Mapping[str, Any]) -> Iterator
     if asked is not None and not asked.startswith("^") and "all" not in asked.split(","):
         yield cause("tcp", f"{told}, as UCX_TLS={asked} asks", "Leave UCX_TLS unset to let UCX choose.")
     elif _one_host(sides):
-        yield cause("silent-tcp", f"{told}, within one host{_parted(sides)}", _how_to_join(sides, asked))
+        yield cause(
+            "silent-tcp", f"{told}, within one host{_parted(over_tcp, sides)}", _how_to_join(over_tcp, sides, asked)
+        )
     elif ports:
         left_out = devices is not None and not any(port in devices.split(",") for port in ports)
         why = f"; UCX_NET_DEVICES={devices} leaves out {ports[0]}" if left_out else ""
@@ -144,19 +138,22 @@ def _silent_tcp(results: Sequence[Result], sides: Mapping[str, Any]) -> Iterator
         yield cause("tcp", f"{told}; no RDMA port is up on both hosts", "TCP is all that joins them.")
 
 
-def _parted(sides: Mapping[str, Any]) -> str:
-    spaces = [sides[role].get("pid_namespace") for role in ("prefill", "decode")]
-    if spaces[0] != spaces[1]:
+def _parted(result: Result, sides: Mapping[str, Any]) -> str:
+    """Why UCX could not copy within the host, as far as it shows."""
+    if len({sides[role].get("pid_namespace") for role in ("prefill", "decode")}) > 1:
         return ": the sides are in two PID namespaces, so that UCX rules out cma and cuda_ipc"
-    return ""
+    forbidden = result["reference_missing"].get("process_vm")
+    return f": the kernel forbids a copy between the processes (process_vm_readv: {forbidden})" if forbidden else ""
 
 
-def _how_to_join(sides: Mapping[str, Any], asked: str | None) -> str:
-    if _parted(sides):
+def _how_to_join(result: Result, sides: Mapping[str, Any], asked: str | None) -> str:
+    if "PID namespaces" in _parted(result, sides):
         return "Share the PID namespace: --pid=container:OTHER, or hostPID / shareProcessNamespace in Kubernetes."
     if asked is not None:
         return f"UCX_TLS={asked} leaves out what could copy within the host: unset it."
-    return "Look for what UCX misses: CAP_SYS_PTRACE or kernel.yama.ptrace_scope=0 for cma, NVLink or P2P for cuda_ipc."
+    if _parted(result, sides):
+        return "Run both as one user with the same capabilities, with CAP_SYS_PTRACE or kernel.yama.ptrace_scope=0."
+    return "Look for what UCX misses: UCX_LOG_LEVEL=info; NVLink or P2P for cuda_ipc (pdbench topo)."
 
 
 def _below_link(results: Sequence[Result], sides: Mapping[str, Any]) -> Iterator[Cause]:
@@ -172,18 +169,29 @@ def _below_link(results: Sequence[Result], sides: Mapping[str, Any]) -> Iterator
 
 
 def _fragmentation(results: Sequence[Result], sides: Mapping[str, Any]) -> Iterator[Cause]:
-    slower = [(one["total_ms"]["p50"] / other["total_ms"]["p50"], one, other) for one, other in pairs(results)]
+    slower = [
+        (one["total_ms"]["p50"] / other["total_ms"]["p50"], one, other)
+        for one, other in pairs(results)
+        if surely_longer(one["total_ms"], other["total_ms"])
+    ]
     ratio, scattered, joined = max(slower, key=lambda each: each[0], default=(0.0, {}, {}))
     if ratio < FRAGMENTED:
         return
     many, few = scattered["descriptors_merged"], joined["descriptors_merged"]
     long_ms, short_ms = scattered["total_ms"]["p50"], joined["total_ms"]["p50"]
-    told = f"{scattered['op']} of {many:,} scattered descriptors takes {ms(long_ms)}, of {few:,} merged ones {ms(short_ms)}"
+    told = f"{scattered['op']} of {many:,} scattered descriptors takes {ms(long_ms)}, of {few:,} merged {ms(short_ms)}"
     yield cause(
         "transfer-fragmentation",
         f"{told} ({ratio:.2g}x, {(long_ms - short_ms) * 1000 / (many - few):.2g} us for each one more)",
         "Larger blocks (--block-size of the engine) make fewer; so does a layout that keeps a block's layers together.",
     )
+
+
+def surely_longer(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
+    """Whether the intervals of two medians do not meet; without intervals (below 6 rounds) nothing is sure."""
+    if one["p50_interval"] is None or other["p50_interval"] is None:
+        return False
+    return bool(one["p50_interval"][0] > other["p50_interval"][1])
 
 
 def pairs(results: Sequence[Result]) -> Iterator[tuple[Result, Result]]:
@@ -214,7 +222,7 @@ def _posting(results: Sequence[Result], sides: Mapping[str, Any]) -> Iterator[Ca
 
 
 def _polling(results: Sequence[Result], sides: Mapping[str, Any]) -> Iterator[Cause]:
-    seen = [each for each in results if "poll" in each]
+    seen = [each for each in results if "poll" in each and surely_longer(each["poll"]["seen_ms"], each["total_ms"])]
     most = max(seen, key=lambda each: float(each["poll"]["added_ms"]), default=None)
     if most is None or most["poll"]["added_ms"] < WORTH_SAYING * most["total_ms"]["p50"]:
         return
@@ -226,3 +234,7 @@ def _polling(results: Sequence[Result], sides: Mapping[str, Any]) -> Iterator[Ca
         f"{ms(poll['nixl_xfer_ms']['p50'])}",
         "Shorter decode steps see it sooner; do not read the metric as the link's speed.",
     )
+
+
+_BY_CARRIER = (_disagreement, _cuda_ipc_get, _host_bounce, _silent_tcp)
+_BY_TIME = (_below_link, _fragmentation, _posting, _polling)

@@ -55,44 +55,49 @@ def fit(shapes: Sequence[Shape], seed: int = 0) -> Fit | None:
     if len({(shape.nbytes, shape.descriptors) for shape in shapes}) < FEWEST_SHAPES:
         return None
     rows = np.array([[1.0, shape.nbytes, shape.descriptors] for shape in shapes])
-    if not _tells_apart(rows):
+    if not _tell_apart(rows[None])[0]:
         return None
     medians = np.array([np.median(shape.seconds) for shape in shapes])
-    parts = _parts(rows, medians)
+    parts = _parts(rows[None], medians[None])[0]
     missed = np.abs(rows @ parts / medians - 1)
     rng = np.random.default_rng(seed)
-    draws = []
-    for _ in range(DRAWS):
-        chosen = rng.integers(0, len(shapes), len(shapes))
-        if not _tells_apart(rows[chosen]):
-            continue
-        again = [np.median(rng.choice(shapes[index].seconds, len(shapes[index].seconds))) for index in chosen]
-        draws.append(_parts(rows[chosen], np.array(again)))
-    if len(draws) < DRAWS // 4:
+    chosen = rng.integers(0, len(shapes), (DRAWS, len(shapes)))
+    chosen = chosen[_tell_apart(rows[chosen])]
+    if len(chosen) < DRAWS // 4:
         return None
-    rms = float(np.sqrt(np.mean(missed**2)))
-    return Fit(parts, np.array(draws), float(missed.max()), rms, len(shapes))
+    drawn = np.array([_drawn_medians(shape.seconds, len(chosen), rng) for shape in shapes]).T
+    draws = _parts(rows[chosen], np.take_along_axis(drawn, chosen, axis=1))
+    return Fit(parts, draws, float(missed.max()), float(np.sqrt(np.mean(missed**2))), len(shapes))
 
 
-def _tells_apart(rows: Floats) -> bool:
-    """Whether the three columns, each brought to a length of 1, are independent."""
-    rank = np.linalg.matrix_rank(rows / np.linalg.norm(rows, axis=0), tol=1e-3)
-    return bool(rank == rows.shape[1])
+def _drawn_medians(seconds: Floats, draws: int, rng: np.random.Generator) -> Floats:
+    """The median of the rounds, drawn anew so often."""
+    medians: Floats = np.median(seconds[rng.integers(0, len(seconds), (draws, len(seconds)))], axis=1)
+    return medians
+
+
+def _tell_apart(rows: Floats) -> npt.NDArray[np.bool_]:
+    """For each stack of rows whether its three columns, each brought to a length of 1, are independent."""
+    rank = np.linalg.matrix_rank(rows / np.linalg.norm(rows, axis=-2, keepdims=True), tol=1e-3)
+    told: npt.NDArray[np.bool_] = rank == rows.shape[-1]
+    return told
 
 
 def _parts(rows: Floats, seconds: Floats) -> Floats:
-    """Least squares of relative errors with no part below zero: the best of the subsets whose solution is positive."""
-    weighted, ones = rows / seconds[:, None], np.ones(len(seconds))
-    scale = np.linalg.norm(weighted, axis=0)
-    best, least = np.zeros(rows.shape[1]), np.inf
-    for count in range(1, rows.shape[1] + 1):
-        for columns in itertools.combinations(range(rows.shape[1]), count):
-            used = list(columns)
-            found, *_ = np.linalg.lstsq(weighted[:, used] / scale[used], ones, rcond=None)
-            if (found < 0).any():
-                continue
-            miss = float(np.sum((weighted[:, used] / scale[used] @ found - 1) ** 2))
-            if miss < least:
-                least, best = miss, np.zeros(rows.shape[1])
-                best[used] = found / scale[used]
-    return best
+    """For each stack of rows the least squares of relative errors with no part below zero: of all subsets of the parts
+    whose solution is positive the one that misses least."""
+    weighted = rows / seconds[..., None]
+    weighted /= (scale := np.linalg.norm(weighted, axis=-2))[:, None, :]
+    best, least = np.zeros(scale.shape), np.full(len(rows), np.inf)
+    for count in range(1, rows.shape[-1] + 1):
+        for columns in itertools.combinations(range(rows.shape[-1]), count):
+            used = weighted[..., columns]
+            square = np.swapaxes(used, 1, 2) @ used + 1e-12 * np.eye(count)
+            found = np.linalg.solve(square, used.sum(axis=1)[..., None])[..., 0]
+            miss = (((used @ found[..., None])[..., 0] - 1) ** 2).sum(axis=1)
+            better = (found >= 0).all(axis=1) & (miss < least)
+            least[better] = miss[better]
+            best[better] = 0.0
+            best[np.ix_(better, columns)] = found[better]
+    parts: Floats = best / scale
+    return parts

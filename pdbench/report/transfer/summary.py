@@ -8,9 +8,11 @@ from typing import Any
 from pdbench.littles_law.plan_text import ms, number, percent, plain, size
 from pdbench.report.transfer import findings, predict, results, sound
 from pdbench.report.transfer.carrier import WITHIN_HOST
+from pdbench.report.wording import clean
 from pdbench.run import Run
 
 KIND = "transfer"
+MOST_WORDS = 4000  # characters of one text
 
 
 def summarise(run: Run) -> dict[str, Any]:
@@ -21,6 +23,7 @@ def summarise(run: Run) -> dict[str, Any]:
     asked = [results.result(cell, sides, plan.get("poll_interval_s")) for cell in cells if cell[0]["asked"]]
     asked = [each | _theory(each, document.get("link"), sides) for each in asked]
     validity = [doubt.document() for doubt in sound.doubts(found, asked, sides)]
+    refused = sound.forbids_verdict(validity)
     made = predict.fits(list(results.shapes(cells)))
     theory = next((each["theory_gb_s"] for each in asked if each.get("theory_gb_s")), None)
     summary = {
@@ -29,9 +32,9 @@ def summarise(run: Run) -> dict[str, Any]:
         "simulated": False,
         "created_unix_s": document.get("created_unix_s"),
         "answer": answer(asked),
-        "verdict": None if sound.forbids_verdict(validity) or not asked else verdict(asked),
+        "verdict": verdict(asked) if asked and not refused else None,
         "validity": validity,
-        "diagnosis": findings.causes(asked, sides),
+        "diagnosis": findings.causes(asked, sides, times_count=not refused),
         "results": asked,
         "fits": [predict.fit_document(key, each) for key, (each, _) in made.items()],
         "predictions": predict.predictions(made, plan.get("prompts") or [], theory),
@@ -45,8 +48,17 @@ def summarise(run: Run) -> dict[str, Any]:
         "versions": {role: (sides.get(role) or {}).get("nixl") for role in sides},
         "environment": {role: (sides.get(role) or {}).get("environment") for role in sides},
     }
-    cleaned: dict[str, Any] = plain(summary)
+    cleaned: dict[str, Any] = _harmless(plain(summary))
     return cleaned
+
+
+def _harmless(value: Any) -> Any:
+    """What the other host and its libraries said, without anything that a terminal would act on."""
+    if isinstance(value, dict):
+        return {key: _harmless(inner) for key, inner in value.items()}
+    if isinstance(value, list):
+        return [_harmless(inner) for inner in value]
+    return clean(value, MOST_WORDS) if isinstance(value, str) else value
 
 
 def _theory(result: Mapping[str, Any], link: Mapping[str, Any] | None, sides: Mapping[str, Any]) -> dict[str, Any]:

@@ -10,6 +10,7 @@ from pdbench.littles_law.plan_text import Plan, Table, ms, number, percent, size
 
 Result = Mapping[str, Any]
 VERBS = {"READ": "pull", "WRITE": "push"}
+SHORT = {"scattered": "scat.", "contiguous": "cont."}
 REFERENCES = ("memcpy", "process_vm", "tcp", "ucx_perftest")
 
 
@@ -32,7 +33,7 @@ def _answer(summary: Mapping[str, Any]) -> str:
 
 def _name(result: Result, results: Sequence[Result]) -> str:
     """What tells this result from the others: pull scattered, and whatever else differs between them."""
-    words = [VERBS[result["op"]], result["ids"][:7].rstrip("e")]
+    words = [VERBS[result["op"]], SHORT[result["ids"]]]
     if len({each["block_tokens"] for each in results}) > 1:
         words.append(f"b{result['block_tokens']}")
     if len({each["in_flight"] for each in results}) > 1:
@@ -53,7 +54,9 @@ def _times(results: Sequence[Result]) -> Table:
              _short(each["total_ms"]["p50"]), _short(each["total_ms"]["p99"]))
         )  # fmt: skip
     heads = ("", "bytes", "asked", "merged", "prep", "make", "post", "move", "p50", "p99")
-    return Table("Descriptors, and ms a transfer (p50; then the whole, without prep)", heads, tuple(rows))
+    return Table(
+        "Descriptors (block ids scattered, contiguous); ms a transfer, p50; the whole without prep", heads, tuple(rows)
+    )
 
 
 def _speeds(results: Sequence[Result]) -> Table:
@@ -79,12 +82,11 @@ def _carriers(results: Sequence[Result]) -> Table:
     for each in results:
         proof = each["transport_proof"]
         seen.setdefault((str(proof["says"]), marks[proof["agree"]], _verified(each)), []).append(_name(each, results))
-    rows = tuple((", ".join(names), proven, verified, says) for (says, proven, verified), names in _joined(seen))
-    return Table("What carried the bytes", ("", "proven", "verified", ""), rows)
-
-
-def _joined(seen: Mapping[tuple[str, ...], list[str]]) -> list[tuple[tuple[str, ...], list[str]]]:
-    return list(seen.items())
+    rows = [
+        ("all" if len(names) == len(results) else ", ".join(names), proven, verified, says)
+        for (says, proven, verified), names in seen.items()
+    ]
+    return Table("What carried the bytes", ("", "proven", "verified", ""), tuple(rows))
 
 
 def _verified(result: Result) -> str:
@@ -109,13 +111,14 @@ def _fits(fits: Sequence[Mapping[str, Any]]) -> Table:
         spans = [each[f"{part}_interval"] for part in ("t0_ms", "gb_s", "us_per_descriptor")]
         values = [each["t0_ms"], each["gb_s"], each["us_per_descriptor"]]
         told = [
-            f"{number(value)} ({number(low)} to {number(high)})"
+            word
             for value, (low, high) in zip(values, spans, strict=True)
+            for word in (number(value), f"{number(low)}..{number(high)}")
         ]
         where = f"{VERBS[each['op']]} {each['backend']} {each['memory']}"
         rows.append((where, *told, percent(each["worst_miss"])))
-    heads = ("", "t0, ms", "GB/s", "us a descriptor", "worst miss")
-    return Table("Fit: t0 + bytes/bandwidth + descriptors x d (95% intervals)", heads, tuple(rows))
+    heads = ("", "t0 ms", "95%", "GB/s", "95%", "d us", "95%", "misses")
+    return Table("Fit: t0 + bytes/bandwidth + descriptors x d (misses: the worst shape's)", heads, tuple(rows))
 
 
 def _predictions(rows: Sequence[Mapping[str, Any]]) -> list[Table]:
@@ -141,8 +144,7 @@ def _predictions(rows: Sequence[Mapping[str, Any]]) -> list[Table]:
 
 
 def _way(way: Mapping[str, Any], several: bool) -> str:
-    short = {"scattered": "scat.", "contiguous": "cont."}[way["ids"]]
-    return f"{VERBS[way['op']]} {short}" + (f" {way['backend']} {way['memory']}" if several else "")
+    return f"{VERBS[way['op']]} {SHORT[way['ids']]}" + (f" {way['backend']} {way['memory']}" if several else "")
 
 
 def _remarks(summary: Mapping[str, Any]) -> list[str]:
