@@ -62,7 +62,12 @@ def _main(skipped: list[str]) -> None:
         tell({"try": name})
         why = _unloadable(folder, name)
         memory: list[str] = []
-        if not why:
+        if not why and name == "UCX":
+            memory = [
+                "DRAM",
+                "VRAM",
+            ]  # started, it would listen on every interface; why it does not start its log tells
+        elif not why:
             memory = [kind.removesuffix("_SEG") for kind in agent.get_plugin_mem_types(name)]
             try:
                 agent.create_backend(name, {})

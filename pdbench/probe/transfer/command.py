@@ -260,7 +260,7 @@ def _tell(run: Run, failure: PdbenchError | None, *, as_json: bool) -> None:
     except PdbenchError as error:
         raise failure or error from None
     if failure is not None:
-        if isinstance(failure, UsageError) and not summary["results"]:
+        if failure.exit_code == UsageError.exit_code and not summary["results"]:
             shutil.rmtree(run.path)  # so that the same --out can be given with the flags put right
         raise failure
     refuse_invalid(run, summary)

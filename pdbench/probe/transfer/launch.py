@@ -115,8 +115,9 @@ def listen_to(workers: Sequence[Worker], limit_s: float, take: Callable[[str, Ev
                     selector.unregister(key.fileobj)
                     events = _ended(worker)
                 for event in events:
-                    worker.done = worker.done or event["event"] == "done"
-                    if event["event"] == "error":
+                    if event["event"] == "done":
+                        worker.done = True
+                    elif event["event"] == "error":
                         failures.append({**event, "role": worker.role})
                         deadline = min(deadline, time.monotonic() + GRACE_S)  # the other one notices by itself
                     else:

@@ -13,9 +13,9 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from pdbench.errors import PdbenchError
+from pdbench.errors import PdbenchError, UsageError
 from pdbench.probe.transfer.channel import Channel, receive_exactly
-from pdbench.probe.transfer.memory import Memory, host_memory, regions
+from pdbench.probe.transfer.memory import Memory, host_memory, regions, wipe
 from pdbench.probe.transfer.pattern import Pattern, Picks
 
 Reference = Callable[[], float]
@@ -46,8 +46,11 @@ def memcpy(contest: Contest) -> Reference:
     here = contest.here
     if here.kind != "DRAM":
         raise NotHere("the data is in GPU memory")
-    scratch = host_memory(contest.pattern.pool_bytes(contest.in_flight))
-    scratch.write(0, np.ones(scratch.nbytes, dtype=np.uint8))
+    try:
+        scratch = host_memory(contest.pattern.pool_bytes(contest.in_flight))
+    except UsageError as error:
+        raise NotHere(str(error).rstrip(".")) from None
+    wipe(scratch, scratch.nbytes)  # so that it has pages of its own
     sources = regions(scratch, contest.pattern, contest.in_flight)
     targets = regions(here, contest.pattern, contest.in_flight)
     moves = [

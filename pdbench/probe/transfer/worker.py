@@ -23,7 +23,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TextIO
 
-from pdbench.errors import CRASH_EXIT_CODE, PdbenchError
+from pdbench.errors import CRASH_EXIT_CODE, PdbenchError, UsageError
 from pdbench.probe.transfer import host, nixl, refusals
 from pdbench.probe.transfer.channel import Channel, Message, accepted, called
 from pdbench.probe.transfer.conversation import NO_ANSWER, Conversation
@@ -252,6 +252,8 @@ def main() -> None:
         run(json.loads(sys.stdin.readline()), emit)
     except PdbenchError as error:
         _fail(emit, str(error), error.hint, error.exit_code)
+    except MemoryError as error:
+        _fail(emit, f"this process ran out of memory: {error}.", "Move less, or raise its limit.", UsageError.exit_code)
     except Exception as error:  # noqa: BLE001 - a process that must end with a sentence, whatever happens
         traceback.print_exc()
         _fail(emit, f"{type(error).__name__}: {error}", "", CRASH_EXIT_CODE)
