@@ -67,6 +67,9 @@ class RequestRow:
     worker: int | None = None  # which one sent it, where several processes did
     prefill_sent_s: float | None = None  # hop 1 of --drive two-hop
     prefill_done_s: float | None = None
+    told_prefill_s: float | None = None  # as Dynamo tells: prefill's queue and compute
+    told_transfer_s: float | None = None  # its estimate of the KV transfer: up to decode's first token
+    told_ms: str | None = None  # durations that the server told of this request, JSON by name, in ms
     decode_sent_s: float | None = None  # hop 2; where its connection had to be waited for, when that stood
 
 

@@ -52,6 +52,8 @@ class Answers:
     prefill_sent: Floats  # hop 1 of a two-hop drive
     prefill_done: Floats
     decode_sent: Floats
+    told_prefill: Floats  # s, as Dynamo tells: prefill's queue and compute
+    told_transfer: Floats  # s, as Dynamo estimates it: up to decode's first token
     gaps: tuple[Floats, ...]  # s between token-carrying events, per request
     offsets: tuple[Floats, ...]  # s from sent, per request
 
@@ -157,6 +159,8 @@ def read_answers(requests: pandas.DataFrame, chunks: Mapping[str, Floats]) -> An
         prefill_sent=column("prefill_sent_s"),
         prefill_done=column("prefill_done_s"),
         decode_sent=column("decode_sent_s"),
+        told_prefill=column("told_prefill_s"),
+        told_transfer=column("told_transfer_s"),
         gaps=tuple(np.diff(each) for each in offsets),
         offsets=offsets,
     )

@@ -14,11 +14,13 @@ import numpy as np
 
 from pdbench.report.cell import COLOCATED, PULL, PUSH, Measured
 from pdbench.report.demand import engine_gauge, engine_limit, reached
+from pdbench.report.statistics import Floats
 from pdbench.report.window import Gauge
 
 PARTS = ("proxy", "prefill_queue", "prefill", "slot_wait", "post", "transfer", "poll", "first_step", "unexplained")
 POLL_STEPS = 4.0  # a rest this many decode steps long, seen by no gauge, is the wait for the engine's next look
 SIGHTINGS = 5.0  # a wait must be expected this often in the samples before its absence there says anything
+WAIT_IN_ESTIMATE = 0.5  # of Dynamo's transfer estimate: beyond, it tells nothing of the transfer
 GAUGE_SIGMAS = 3.0  # a sampled gauge further off than this contradicts a counter
 SEEN_SHARE = 0.5  # gauges that account for less than this share of a rest do not name all of it
 RECOMPUTED_TOKENS = 2.0  # per request beyond which decode's local prompt tokens are no longer one step's
@@ -127,27 +129,53 @@ def _colocated(cell: Measured, notes: list[str]) -> dict[str, float | None]:
 def _dynamo(cell: Measured, notes: list[str]) -> dict[str, float | None]:
     """The transfer ends before decode is asked, so all that waits at decode waits for a slot."""
     window = cell.window
-    notes.append(
-        "Dynamo's pages do not tell prefill's queue, its compute and the transfer apart: they are in unexplained"
-        + (
-            f" (prefill leg {leg:,.0f} ms a request)."
-            if (leg := window.mean_ms("prefill", "prefill_leg_s")) is not None
-            else "."
-        )
-    )
+    parts = _dynamo_prefill(cell, notes)
     gauge, error = gauge_wait_ms(cell, "decode")
     ttft, step = window.mean_ms("decode", "ttft_s"), window.mean_ms("decode", "itl_s")
     step = cell.answers.mean(cell.answers.tpot_ms) if step is None else step
     if ttft is None or step is None:
-        return {"slot_wait": gauge}
+        return {**parts, "slot_wait": gauge}
     # Decode's own TTFT there is slot wait + first step, exactly counted; the sampled gauge is only a witness.
     slot = ttft - step
+    parts["transfer"] = _dynamo_transfer(cell, ttft, slot, notes)
     if slot <= step and not reached(cell):
-        return {"slot_wait": 0.0, "first_step": ttft}  # the wait for the step under way, with slots free
+        return {**parts, "slot_wait": 0.0, "first_step": ttft}  # the wait for the step under way, with slots free
     slot = max(0.0, slot)
     if gauge is not None and abs(gauge - slot) > max(step, GAUGE_SIGMAS * error):
         notes.append(f"decode's waiting gauge says {gauge:,.0f} ms of slot wait, its TTFT counter {slot:,.0f} ms.")
-    return {"slot_wait": slot, "first_step": ttft - slot}
+    return {**parts, "slot_wait": slot, "first_step": ttft - slot}
+
+
+def _dynamo_transfer(cell: Measured, ttft: float, slot: float, notes: list[str]) -> float | None:
+    """Dynamo's estimate lasts up to decode's first token: without decode's own TTFT it is the transfer.
+
+    Only where the wait for a slot is the smaller part of it: else the transfer is lost in the wait's scatter.
+    """
+    told = _told_ms(cell, cell.answers.told_transfer)
+    if told is None:
+        return None
+    if slot > WAIT_IN_ESTIMATE * told:
+        notes.append(f"Dynamo's transfer estimate ({told:,.0f} ms) is mostly the wait for a decode slot: not shown.")
+        return None
+    return max(0.0, told - ttft)
+
+
+def _dynamo_prefill(cell: Measured, notes: list[str]) -> dict[str, float | None]:
+    """Dynamo tells prefill's queue and compute as one time; where no two requests met there, it is compute."""
+    told, most = _told_ms(cell, cell.answers.told_prefill), cell.window.send_max("prefill", "inflight")
+    if told is not None and most is not None and most <= 1:
+        return {"prefill_queue": 0.0, "prefill": told}
+    together = f" (together {told:,.0f} ms)" if told is not None else ""
+    leg = cell.window.mean_ms("prefill", "prefill_leg_s")
+    legs = f" (prefill leg {leg:,.0f} ms a request)" if leg is not None and not together else ""
+    notes.append(f"Dynamo does not tell prefill's queue and its compute apart{together}: in unexplained{legs}.")
+    return {}
+
+
+def _told_ms(cell: Measured, told_s: Floats) -> float | None:
+    """Mean of what Dynamo's answers say of themselves."""
+    told = cell.answers.mean(told_s)
+    return None if told is None else told * 1000
 
 
 def gauge_wait_ms(cell: Measured, role: str) -> tuple[float | None, float]:

@@ -79,6 +79,8 @@ def _asking(deployment: Deployment, plan: Plan, id_prefix: str, base: str, inste
     }
     if plan.ignore_eos:
         fields["ignore_eos"] = True
+    if deployment.engine == "dynamo":
+        fields["nvext"] = {"extra_fields": ["timing", "worker_id"]}
     if instead:
         fields = {name: value for name, value in fields.items() if name != "stream_options"} | dict(instead)
         headers["Accept"] = "application/json"

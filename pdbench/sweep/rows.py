@@ -13,6 +13,8 @@ from pdbench.sweep.http1 import unpacked
 from pdbench.sweep.sse import Answer, Read, error_text, read_answer
 
 MAX_TEXT = 300
+# Of Dynamo's nvext timing: prefill's queue and compute; all from there to decode's first token, as an upper bound.
+TOLD_PREFILL, TOLD_TRANSFER = "prefill_time", "kv_transfer_estimated_latency"
 MAX_UNPACKED_NBYTES = 256 << 20
 REJECTED = (429, 503)
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]+")
@@ -141,6 +143,11 @@ def clean(text: str, credentials: Credentials) -> str:
     return text if len(text) <= MAX_TEXT else text[: MAX_TEXT - 1] + "…"
 
 
+def _told_s(answer: Answer, name: str) -> float | None:
+    told = answer.timing_ms.get(name)
+    return None if told is None else told / 1000
+
+
 def read_row(raw: Raw, context: CellContext) -> tuple[RequestRow, list[float]]:
     """The row of one request, and the arrival of each of its token events in seconds from `sent_s`."""
     if raw.content_encoding is not None:
@@ -190,5 +197,8 @@ def read_row(raw: Raw, context: CellContext) -> tuple[RequestRow, list[float]]:
         prefill_sent_s=seconds(raw.hops.get("prefill_sent_s")),
         prefill_done_s=seconds(raw.hops.get("prefill_done_s")),
         decode_sent_s=seconds(raw.hops.get("decode_sent_s")),
+        told_prefill_s=_told_s(answer, TOLD_PREFILL),
+        told_transfer_s=_told_s(answer, TOLD_TRANSFER),
+        told_ms=json.dumps(dict(answer.timing_ms)) if answer.timing_ms else None,
     )
     return row, [(stamp_ns - raw.sent_ns) / 1e9 for stamp_ns in tokens]

@@ -7,10 +7,11 @@ never what it says. An event's stamp is that of the read which completed it.
 from __future__ import annotations
 
 import json
+import math
 import re
 from bisect import bisect_right
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import Any
@@ -22,6 +23,7 @@ _BOM = b"\xef\xbb\xbf"
 _FIELDS = (b"data", b"event", b"id", b"retry")
 _REASONING = ("reasoning", "reasoning_content")
 _FAILED_FINISH = ("error", "abort")
+_INSTANTS = ("request_received_ms", "request_finish_time_ms")  # of the wall clock, no durations
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +52,7 @@ class Answer:
     done: bool = False  # [DONE] was seen
     error: str | None = None  # an error event, in any of its shapes
     bad_event: str | None = None  # an event whose data is no JSON object
+    timing_ms: Mapping[str, float] = field(default_factory=dict)  # what the server says of its own times
     is_stream: bool = False  # at least one line of the body is one of an event stream
 
     @property
@@ -106,6 +109,7 @@ class _Reading:
     done: bool = False
     error: str | None = None
     bad_event: str | None = None
+    timing_ms: dict[str, float] = field(default_factory=dict)
 
 
 def read_answer(reads: Sequence[Read]) -> Answer:
@@ -132,6 +136,7 @@ def read_answer(reads: Sequence[Read]) -> Answer:
         done=reading.done,
         error=reading.error,
         bad_event=reading.bad_event,
+        timing_ms=reading.timing_ms,
         is_stream=bool(events) or is_event_stream(b"".join(data for _, data in reads)),
     )
 
@@ -152,6 +157,8 @@ def _take(reading: _Reading, event: Event) -> None:
         return
     if isinstance(message.get("usage"), dict):
         reading.usage = message["usage"]
+    if "nvext" in message or "metrics" in message:
+        reading.timing_ms |= _timing_ms(message)
     choices = [choice for choice in _list(message.get("choices")) if isinstance(choice, dict)]
     if any(has_output(choice) for choice in choices):
         reading.token_ns.append(event.t_ns)
@@ -162,6 +169,18 @@ def _take(reading: _Reading, event: Event) -> None:
             reading.finish_reason = reason
             if reason in _FAILED_FINISH:
                 reading.error = reading.error or f"finish_reason {reason}"
+
+
+def _timing_ms(message: dict[str, Any]) -> dict[str, float]:
+    """Durations that a server tells of a request: Dynamo in nvext.timing, vLLM in metrics. Names lose their `_ms`."""
+    nvext = message.get("nvext")
+    told = {}
+    for table in (nvext.get("timing") if isinstance(nvext, dict) else None, message.get("metrics")):
+        for name, value in table.items() if isinstance(table, dict) else ():
+            number = isinstance(value, int | float) and not isinstance(value, bool)
+            if number and math.isfinite(value) and name.endswith("_ms") and name not in _INSTANTS:
+                told[name.removesuffix("_ms")] = float(value)
+    return told
 
 
 def error_text(message: Any) -> str | None:

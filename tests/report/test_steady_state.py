@@ -21,7 +21,7 @@ def answers(sent: np.ndarray, first: np.ndarray, last: np.ndarray) -> Answers:
     nothing = tuple(np.array([]) for _ in range(n))
     same = (tokens,) * 6
     none = np.full(n, np.nan)
-    whose = (np.full(n, "default"), none, np.zeros(n), *(none,) * 4)
+    whose = (np.full(n, "default"), none, np.zeros(n), *(none,) * 6)
     return Answers(np.full(n, "ok"), sent, sent, first, last, last, *same, *whose, nothing, nothing)
 
 

@@ -258,3 +258,12 @@ def test_any_bytes_in_any_split_give_one_answer_and_no_exception(body, places):
     assert [(event.name, event.data) for event in parse(reads)] == [(e.name, e.data) for e in parse(one(body))]
     stamps = [event.t_ns for event in parse(reads)]
     assert stamps == sorted(stamps)
+
+
+def test_what_dynamo_and_vllm_tell_of_their_own_times() -> None:
+    """Durations only, in ms; instants of the wall clock and what is no number stay out."""
+    told = read_answer([(1, (CAPTURES / "dynamo-chat-nvext.sse").read_bytes())]).timing_ms
+    assert set(told) >= {"prefill_time", "ttft", "kv_transfer_estimated_latency"} and "request_received" not in told
+    event = b'data: {"choices":[],"metrics":{"queue_time_ms":0.5,"x_ms":null,"y_ms":true,"tokens_per_second":3}}\n\n'
+    assert read_answer([(1, event)]).timing_ms == {"queue_time": 0.5}
+    assert read_answer([(1, b'data: {"nvext":[1],"metrics":"no","choices":[]}\n\n')]).timing_ms == {}
