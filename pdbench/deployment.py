@@ -14,6 +14,7 @@ from typing import Any
 from urllib.parse import SplitResult, unquote, urlsplit, urlunsplit
 
 from pdbench.errors import UsageError
+from pdbench.route import UNIX, unix_url
 
 ROLES = ("proxy", "prefill", "decode", "colocated")
 MODES = ("pull", "push", "colocated")
@@ -167,6 +168,8 @@ def split_url(text: str, role: str) -> tuple[str, tuple[str, str] | None]:
     """A server's base URL without user information, and that user information. A bare `host:port` means http."""
     text = text.strip()
     parts = urlsplit(text if "://" in text else f"http://{text}")
+    if parts.scheme in ("unix", UNIX):
+        return _unix_base(parts, role), None
     try:
         port = parts.port
     except ValueError:
@@ -180,6 +183,14 @@ def split_url(text: str, role: str) -> tuple[str, tuple[str, str] | None]:
     path = parts.path.rstrip("/").removesuffix("/v1")
     user = (unquote(parts.username), unquote(parts.password or "")) if parts.username else None
     return urlunsplit((parts.scheme, netloc, path, "", "")), user
+
+
+def _unix_base(parts: SplitResult, role: str) -> str:
+    """`unix:///run/vllm.sock`, or `http+unix://%2Frun%2Fvllm.sock/base`, as the latter."""
+    path = unquote(parts.path if parts.scheme == "unix" else parts.netloc)
+    if not path.startswith("/") or (parts.scheme == "unix" and parts.netloc) or parts.query or parts.fragment:
+        raise UsageError(f"--{role} wants unix:///PATH/TO/SOCKET, not {urlunsplit(parts)!r}.")
+    return unix_url(path) + ("" if parts.scheme == "unix" else parts.path.rstrip("/").removesuffix("/v1"))
 
 
 def _harmless(parts: SplitResult) -> str:

@@ -24,6 +24,7 @@ from pdbench.probe.agreement import (
 from pdbench.probe.pages import Answer, clean, get, session
 from pdbench.probe.server_facts import json_of, learn, models_of, moved_kv
 from pdbench.probe.vocabulary import ENGINES, family_names, guess_engine
+from pdbench.route import http_proxy, proxy_name
 
 DEADLINE_S = 3.0
 PATHS = {
@@ -74,8 +75,11 @@ async def _discover(deployment: Deployment) -> Deployment:
 
 
 def notes(deployment: Deployment) -> list[str]:
-    """What discovery found odd, each with the server's name."""
-    return [f"{server.name}: {note}" for server in deployment.servers if server.facts for note in server.facts.notes]
+    """What discovery found odd, each with the server's name, and the proxies on the way."""
+    ways = {server.url: proxy_name(server.url) for server in deployment.servers}
+    found = [f"{url} is reached through the proxy {way} of the environment" for url, way in ways.items() if way]
+    odd = [f"{server.name}: {note}" for server in deployment.servers if server.facts for note in server.facts.notes]
+    return found + odd
 
 
 async def ask(client: aiohttp.ClientSession, deployment: Deployment, server: Server) -> dict[str, Answer]:
@@ -148,7 +152,7 @@ async def _completes(client: aiohttp.ClientSession, deployment: Deployment, serv
         headers = deployment.credentials.headers(url)
         async with (
             asyncio.timeout(DEADLINE_S),
-            client.post(url, json={}, headers=headers, allow_redirects=False) as response,
+            client.post(url, json={}, headers=headers, allow_redirects=False, proxy=http_proxy(url)) as response,
         ):
             return "json" in response.headers.get("Content-Type", "")
     except (aiohttp.ClientError, OSError, TimeoutError):

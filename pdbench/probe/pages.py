@@ -1,4 +1,4 @@
-"""Fetching one page from a server: a deadline, a size limit, no redirects, no proxy from the environment.
+"""Fetching one page from a server: a deadline, a size limit, no redirects, and the way that load takes too.
 
 Used by discovery and by the sampler. What goes wrong is a value, not an exception: a page that is missing is ordinary.
 """
@@ -13,6 +13,8 @@ import time
 from dataclasses import dataclass
 
 import aiohttp
+
+from pdbench.route import http_proxy, plain_url, unix_path
 
 MAX_BYTES = 64 * 2**20
 
@@ -44,8 +46,11 @@ class Answer:
 
 
 def session() -> aiohttp.ClientSession:
-    """A client for pages. Certificates are verified; HTTP_PROXY and its like are not read (trust_env is off)."""
-    connector = aiohttp.TCPConnector(limit=0, limit_per_host=0)
+    """A client for pages. Certificates are verified; what HTTP_PROXY and its like mean is for `route` to say."""
+    return _session(aiohttp.TCPConnector(limit=0, limit_per_host=0))
+
+
+def _session(connector: aiohttp.BaseConnector) -> aiohttp.ClientSession:
     headers = {
         "Accept": "text/plain;version=0.0.4, application/json;q=0.9, */*;q=0.1",
         "Accept-Encoding": "identity",  # compressing a page costs the server the CPU that is being measured
@@ -60,6 +65,15 @@ async def get(client: aiohttp.ClientSession, url: str, headers: dict[str, str], 
     `t_ns` is when the first bytes of the answer were there: a server renders its page on its own loop just before it
     sends it, so this is the moment nearest to the values on it, nearer than the middle between asking and having all.
     """
+    if (path := unix_path(url)) is not None:
+        async with _session(aiohttp.UnixConnector(path)) as local:
+            return await _get(local, plain_url(url), headers, timeout_s)
+    return await _get(client, url, headers, timeout_s, http_proxy(url))
+
+
+async def _get(
+    client: aiohttp.ClientSession, url: str, headers: dict[str, str], timeout_s: float, proxy: str | None = None
+) -> Answer:
     begun = time.monotonic_ns()
     seen, status, content_type = begun, 0, ""
     # A little sooner than the whole, so that a host that is not there differs from a server that does not answer.
@@ -72,7 +86,7 @@ async def get(client: aiohttp.ClientSession, url: str, headers: dict[str, str], 
     try:
         async with (
             asyncio.timeout(timeout_s),
-            client.get(url, headers=headers, allow_redirects=False, timeout=connecting) as response,
+            client.get(url, headers=headers, allow_redirects=False, timeout=connecting, proxy=proxy) as response,
         ):
             seen, status = time.monotonic_ns(), response.status
             content_type = response.headers.get("Content-Type", "").lower()

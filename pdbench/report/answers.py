@@ -56,6 +56,7 @@ class Answers:
     told_transfer: Floats  # s, as Dynamo estimates it: up to decode's first token
     gaps: tuple[Floats, ...]  # s between token-carrying events, per request
     offsets: tuple[Floats, ...]  # s from sent, per request
+    connected: Floats  # NaN also where a connection was used again
 
     def __len__(self) -> int:
         return len(self.status)
@@ -163,6 +164,7 @@ def read_answers(requests: pandas.DataFrame, chunks: Mapping[str, Floats]) -> An
         told_transfer=column("told_transfer_s"),
         gaps=tuple(np.diff(each) for each in offsets),
         offsets=offsets,
+        connected=column("connected_s"),
     )
 
 
@@ -281,6 +283,8 @@ def latencies(answers: Answers) -> dict[str, Any]:
             continue
         found[f"mean_{name}_ms"] = float(measured.mean())
         found[f"std_{name}_ms"] = float(measured.std())
+        if name == "itl":
+            found["max_itl_ms"] = float(measured.max())  # a stall of seconds is beyond every percentile
         if (median := percentile(values, 0.5)) is not None:
             found[f"median_{name}_ms"] = median
         interval: dict[str, list[float | None]] = {}

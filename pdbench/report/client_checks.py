@@ -10,7 +10,7 @@ from pdbench.report.answers import FAILURES, token_times
 from pdbench.report.arrivals_check import arrivals_off
 from pdbench.report.breakdown import kept_up, steadiness
 from pdbench.report.cell import Measured
-from pdbench.report.client_health import client_saturated
+from pdbench.report.client_health import client_saturated, connection_cost
 from pdbench.report.demand import slots_of
 from pdbench.report.finding import VOID, WARN, Finding
 from pdbench.report.statistics import needed_for
@@ -227,6 +227,7 @@ def _ms(value: float) -> str:
 CLIENT_CHECKS: tuple[Callable[[Measured], Iterator[Finding]], ...] = (
     _not_steady,
     client_saturated,
+    connection_cost,
     _stall,
     _arrivals_off,
     _failed,

@@ -26,21 +26,32 @@ CPU_SHARE = 0.9  # of one core: beyond, the loop queues its own work
 ITL_SHARE = 0.5  # loop lag p99 beyond this share of TPOT (and 5 ms) shows in ITL percentiles
 ITL_LAG_MS = 5.0
 SHARED_READS_SHARE = 0.005  # reads with several token events: two gaps each are wrong, p99 is what 1 % of them say
+SHARED_READS_VOID = 0.05  # a tenth of all gaps is wrong then
+HELD_SHARE, HELD_VOID = 0.9, 0.75  # of a closed loop's streams that were under way, on average
+HELD_NEEDS, HELD_OK = 3, 0.95  # requests a stream, and answers among them, from which that can be judged
+MIXED_SHARE = 0.001  # of reads with stamps of our own beside the kernel's
+RETRIED_SHARE = 0.01  # of the requests that met the close of a kept connection
 
 
 def client_saturated(cell: Measured) -> Iterator[Finding]:
-    """Void when the client moved a figure, used up its core, or stamped late; a word where it was only near."""
+    """Void when the client moved a figure, used up its core, stamped late, held too few streams, or ran out of what its
+    host gives it; a word where it was only near."""
     mean = cell.answers.mean(cell.answers.ttft_ms)
     client = cell.parts[0].client
     lag, cpu = client.get("loop_lag_p99_ms"), client.get("cpu_share")
     if _kernel_stamped(client):
         lag = None  # the kernel's stamps don't wait for our loop; late sends are judged by themselves
     limit = max(LAG_MS, OWN_SHARE * (mean or 0.0))
-    reasons = [*_moved(cell)]
+    reasons = [*_limits(client), *_moved(cell)]
     if lag is not None and lag > limit:
         reasons.append(f"the client's loop woke {lag:,.0f} ms late (p99; limit {limit:.0f} ms)")
     if cpu is not None and cpu > CPU_SHARE:
         reasons.append(f"the client used {cpu:.0%} of its core (limit {CPU_SHARE:.0%})")
+    tpot = cell.answers.mean(cell.answers.tpot_ms)
+    reasons += [text for share, text in _shared_stamps(client, tpot) if share > SHARED_READS_VOID]
+    held = _held(cell)
+    if held is not None and held < HELD_VOID:
+        reasons.append(f"{_streams_held(cell, held)} (limit {HELD_VOID:.0%})")
     if reasons:
         advice = ". Run pdbench on a host of its own, or lower the rate."
         yield Finding("client-saturated", VOID, "; ".join(reasons) + advice)
@@ -48,6 +59,76 @@ def client_saturated(cell: Measured) -> Iterator[Finding]:
     words = [*_near(cell, mean, lag)]
     if words:
         yield Finding("client-saturated", WARN, "; ".join(words) + ". Run pdbench on a host of its own.")
+
+
+def connection_cost(cell: Measured) -> Iterator[Finding]:
+    """What connecting did to the figures: it belongs to no TTFT but that of a client that cannot connect ahead."""
+    answers, client = cell.answers, cell.parts[0].client
+    mean, sent = answers.mean(answers.ttft_ms), client.get("connections_opened") or 0
+    waited = np.maximum(0.0, answers.connected - np.maximum(answers.sent, answers.intended)) * 1000
+    own = answers.mean(np.where(np.isfinite(waited), waited, 0.0))
+    reasons = []
+    if mean is not None and own is not None and own > max(OWN_MEAN_MS, OWN_SHARE * mean):
+        reasons.append(f"connecting makes {own:,.1f} of {mean:,.1f} ms mean TTFT. --connections pool takes it out")
+    retried = client.get("resets_retried") or 0
+    if retried > RETRIED_SHARE * max(1, sent + (client.get("connections_reused") or 0)):
+        reasons.append(
+            f"{retried} requests met the close of a kept connection and were sent again, which is in their TTFT."
+            " Use --connections fresh, or raise the server's keep-alive above 5 s"
+        )
+    for reason in reasons:
+        yield Finding("connections", WARN, f"{reason}.")
+
+
+def stamps_note(cell: Measured) -> Iterator[str]:
+    """How the times were taken, where that was not by the kernel, and how good they are."""
+    client = cell.parts[0].client
+    stamps = client.get("stamps") or {}
+    user, every = stamps.get("user") or 0, sum(stamps.values())
+    if not user:
+        return
+    lag = client.get("loop_lag_p99_ms")
+    good = "" if lag is None else f", which may be late by the loop's lag: {lag:.1f} ms (p99)"
+    if user == every:
+        yield f"the client's stamps are its own{good}; the kernel stamps TCP that takes no HTTP proxy."
+    elif user > MIXED_SHARE * every:
+        yield f"{user / every:.1%} of the reads have stamps of the client's own{good}."
+
+
+def _limits(client: Mapping[str, Any]) -> Iterator[str]:
+    """What its host did not give the client."""
+    if ports := client.get("out_of_ports"):
+        yield f"{ports} requests found no local port (use --connections pool, or widen net.ipv4.ip_local_port_range)"
+    if files := client.get("out_of_files"):
+        yield f"{files} requests found no descriptor (raise ulimit -n)"
+
+
+def _held(cell: Measured) -> float | None:
+    """The share of a closed loop's streams that were under way, from the moment when all had begun until the last send.
+
+    `None` where streams pause by design, or where there were too few requests, or answers that were none: a stream that
+    is refused waits before it asks again.
+    """
+    streams, answers, load = cell.streams, cell.answers, cell.parts[0].load
+    if cell.rate is not None or streams is None or cell.plan.get("think_s") or cell.plan.get("session_turns"):
+        return None
+    sent = np.sort(answers.sent[np.isfinite(answers.sent)])
+    if len(sent) < HELD_NEEDS * streams or answers.count("ok") < HELD_OK * len(answers):
+        return None
+    begin, end = sent[streams - 1], load.send_end
+    if end <= begin:
+        return None
+    spans = np.clip(answers.done, begin, end) - np.clip(answers.sent, begin, end)
+    return float(np.nansum(spans) / (end - begin) / streams)
+
+
+def _streams_held(cell: Measured, held: float) -> str:
+    streams = cell.streams or 0
+    text = f"{held * streams:,.1f} of {streams} streams were under way on average"
+    connect = cell.parts[0].client.get("connect_p50_ms")
+    if connect is not None and not cell.parts[0].client.get("connections_reused"):
+        text += f"; between two requests a connection is opened, in {connect:.1f} ms (p50): try --connections pool"
+    return text
 
 
 def _moved(cell: Measured) -> Iterator[str]:
@@ -84,7 +165,10 @@ def _near(cell: Measured, mean: float | None, lag: float | None) -> Iterator[str
         )
         yield text if mean is None else f"{text}, which is {late.mean() / mean:.1%} of the mean TTFT"
     tpot = cell.answers.mean(cell.answers.tpot_ms)
-    yield from _shared_stamps(cell.parts[0].client, tpot)
+    yield from (text for _, text in _shared_stamps(cell.parts[0].client, tpot))
+    held = _held(cell)
+    if held is not None and held < HELD_SHARE:
+        yield _streams_held(cell, held)
     if lag is not None and tpot is not None and lag > max(ITL_LAG_MS, ITL_SHARE * tpot):
         yield f"the client's loop woke {lag:.1f} ms late (p99) against a TPOT of {tpot:.1f} ms: p99 ITL may be our own"
 
@@ -94,14 +178,18 @@ def _kernel_stamped(client: Mapping[str, Any]) -> bool:
     return bool(stamps.get("kernel")) and not stamps.get("user")
 
 
-def _shared_stamps(client: Mapping[str, Any], tpot: float | None) -> Iterator[str]:
-    """Events that the kernel merged before we came have one stamp between them. Where we came in time, the server sent
-    them together."""
+def _shared_stamps(client: Mapping[str, Any], tpot: float | None) -> Iterator[tuple[float, str]]:
+    """The share of such reads, and what it means.
+
+    Events that the kernel merged before we came have one stamp between them. Where we came in time, the server sent
+    them together.
+    """
     share, lag = client.get("shared_reads_share"), client.get("kernel_to_user_p99_ms")
     if not _kernel_stamped(client) or share is None or lag is None or tpot is None:
         return
     if share > SHARED_READS_SHARE and lag > ITL_SHARE * tpot:
-        yield (
+        text = (
             f"{share:.1%} of the reads brought several token events with one stamp between them, and reads came"
             f" {lag:.1f} ms after the kernel's stamp (p99) against a TPOT of {tpot:.1f} ms: p99 ITL may be our own"
         )
+        yield share, text

@@ -194,6 +194,7 @@ NUMBERS = (
     Column(("TTFT", "p99"), percentile_with_doubt("p99", "ttft"), 3),
     Column(("TPOT", "mean"), (lambda cell: number(statistic(cell, "mean", "tpot")),), 1),
     Column(("ITL", "p99"), percentile_with_doubt("p99", "itl")[1:], 7),
+    Column(("ITL", "max"), (_value("max_itl_ms"),), 10),
     Column(("E2EL", "p99"), percentile_with_doubt("p99", "e2el")[1:], 14),
     Column(("good", "req/s"), (_value("request_goodput"),), 4),
     Column(("slots", "need/have"), (_slots,), 2),

@@ -27,8 +27,12 @@ _CLIENT = {
     "lateness_p99_ms": "send lateness p99, ms", "lateness_max_ms": "max, ms", "loop_lag_p99_ms": "loop lag p99, ms",
     "loop_lag_max_ms": "max, ms", "cpu_share": "CPU of one core", "recorder_backlog_max": "recorder backlog",
     "achieved_concurrency": "streams held", "kernel_to_user_p99_ms": "reads after the kernel p99, ms",
-    "connect_p99_ms": "connecting p99, ms", "offset_steps": "clock steps",
+    "events_per_read": "token events a read", "shared_reads_share": "reads shared",
+    "kernel_stamps_share": "kernel's stamps", "connect_p99_ms": "connecting p99, ms",
+    "connections_opened": "connections opened", "connections_reused": "used again", "resets_retried": "resets retried",
+    "offset_steps": "clock steps",
 }  # fmt: skip
+_SHARES = {"cpu_share": 0, "kernel_stamps_share": 0, "shared_reads_share": 2}  # and their decimals
 
 
 def measured(summary: Summary, document: Mapping[str, Any]) -> Markup:
@@ -148,7 +152,7 @@ def _cell_runs(runs: Sequence[Mapping[str, Any]], target_of: Mapping[Any, str]) 
             entry.get("sent"),
         ]
         values = [
-            f"{client[n]:.0%}" if n == "cpu_share" and client.get(n) is not None else number(client.get(n))
+            f"{client[n]:.{_SHARES[n]}%}" if n in _SHARES and client.get(n) is not None else number(client.get(n))
             for n in health
         ]
         # A seed is copied into a command line: no thousands separator.

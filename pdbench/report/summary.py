@@ -23,6 +23,7 @@ from pdbench.report.answers import (
 )
 from pdbench.report.breakdown import breakdown, steadiness
 from pdbench.report.cell import Measured, Part, measured
+from pdbench.report.client_health import stamps_note
 from pdbench.report.demand import Slots, slots_of
 from pdbench.report.diagnosis import diagnose
 from pdbench.report.imports.told import told_cells
@@ -53,6 +54,7 @@ SERVER_MEANS = (
     "tpot_s",
     "prefill_leg_s",
 )
+BETTER_ABOVE = {"achieved_concurrency", "kernel_stamps_share", "connections_reused"}  # figures of the client
 NIXL_COUNTERS = ("nixl_failed_transfers", "nixl_failed_notifications", "nixl_kv_expired", "nixl_used_after_expiry")
 
 
@@ -180,7 +182,7 @@ def _notes(cell: Measured, split: Split | None) -> list[str]:
     notes = [*(cell.plan.get("notes") or ()), *(split.notes if split is not None else ())]
     if (several := several_tokens_per_event(cell.answers)) is not None and several > SEVERAL_TOKENS:
         notes.insert(0, f"events carry {several:.2g} tokens: ITL is per event, not per token.")
-    return [*notes, *fewer_hits(cell)]
+    return [*notes, *fewer_hits(cell), *stamps_note(cell)]
 
 
 def _slot_keys(slots: Slots) -> dict[str, Any]:
@@ -248,7 +250,8 @@ def _client_keys(cell: Measured) -> dict[str, Any]:
     for part in cell.parts:
         for name, value in part.client.items():
             if isinstance(value, int | float) and not isinstance(value, bool):
-                found[name] = max(value, found.get(name, value))
+                worst = min if name in BETTER_ABOVE else max
+                found[name] = worst(value, found.get(name, value))
     return found
 
 

@@ -91,7 +91,7 @@ class Alone:
         entry = driven.entry(run.origin_ns)
         if recorder.failed.done():
             entry["state"] = "interrupted"
-        entry["client"] |= {"recorder_backlog_max": recorder.backlog_max, "shared_reads_share": shared.share}
+        entry["client"] |= {"recorder_backlog_max": recorder.backlog_max, **shared.figures()}
         return {"cell": cell.cell, "repeat": repeat, "attempt": job.attempt, **job.seeds(), **entry}
 
     def check(self) -> None:
@@ -173,7 +173,7 @@ async def prepared(job: Job) -> AsyncIterator[Prepared]:
     share = share_of(job)
     stock = Stock(cell_requests(job, share.schedule), share.indices)
     await stock.fill()
-    async with OPENS[job.cell.drive](job.deployment) as client:
+    async with OPENS[job.cell.drive](job.deployment, job.plan.connections) as client:
         with quiet_collector():
             yield Prepared(job, share, stock, client)
 

@@ -114,6 +114,9 @@ def sweep(
         typer.Option("--ignore-eos/--no-ignore-eos", help="Full length, or real ends.", rich_help_panel=LOAD),
     ] = None,
     timeout: Annotated[str | None, typer.Option(help="Deadline of a request: 600s.", rich_help_panel=LOAD)] = None,
+    connections: Annotated[
+        str | None, typer.Option(help="fresh (one a request) or pool (kept).", rich_help_panel=LOAD)
+    ] = None,
     goodput: Annotated[Texts, typer.Option(help="SLOs in ms: ttft:2000 tpot:30.", rich_help_panel=LOAD)] = None,
     repeats: Annotated[int | None, typer.Option(min=1, help="Measure the grid so often.", rich_help_panel=LOAD)] = None,
     classes: Annotated[
@@ -200,12 +203,16 @@ async def _carry_out(
         plan = fitted(plan, known.values())
         for note in (*(note for deployment in known.values() for note in notes(deployment)), *plan.notes):
             print(f"note: {note}", file=sys.stderr)
-        chat = {target: await warm_up(deployment, plan) for target, deployment in known.items()}
+        odd: list[str] = []
+        chat = {target: await warm_up(deployment, plan, notes=odd) for target, deployment in known.items()}
+        for note in odd:
+            print(f"note: {note}", file=sys.stderr)
         senders = await starting
         if run is None:
             run = new_run(out, list(known.values()), plan)
         else:
             run.reopen()
+        run.document["notes"] += [note for note in odd if note not in run.document["notes"]]
         stop = asyncio.Event()
         try:
             with _stopping_on_ctrl_c(stop), Live(plan, known) as live:

@@ -19,7 +19,7 @@ from pdbench.sweep.schedule import Ask
 MakeRequest = Callable[[int], Request]
 AskRequest = Callable[[int, Ask, bytes], Request]  # its index, what it asks for, the JSON of its prompt or messages
 Drive = Callable[[Deployment, Plan, str], AskRequest]
-OpenDrive = Callable[[Deployment], AbstractAsyncContextManager[Client]]
+OpenDrive = Callable[[Deployment, str], AbstractAsyncContextManager[Client]]  # the policy of connections
 
 _PATHS = {"completions": "/v1/completions", "chat": "/v1/chat/completions"}
 
@@ -112,8 +112,8 @@ def _asking(deployment: Deployment, plan: Plan, id_prefix: str, base: str, inste
     return request
 
 
-def _open_entry(deployment: Deployment) -> AbstractAsyncContextManager[Client]:
-    return open_client(deployment.entry.url)
+def _open_entry(deployment: Deployment, connections: str) -> AbstractAsyncContextManager[Client]:
+    return open_client(deployment.entry.url, connections)
 
 
 DRIVES: dict[str, Drive] = {"proxy": through_proxy, "two-hop": two_hop}

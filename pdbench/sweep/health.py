@@ -85,15 +85,17 @@ class SharedReads:
     """How often several token events came in one read, and so with one stamp."""
 
     def __init__(self) -> None:
-        self._reads = self._shared = 0
+        self._reads = self._shared = self._events = 0
 
     def add(self, row: RequestRow) -> None:
         self._reads += row.token_reads or 0
         self._shared += row.shared_reads or 0
+        self._events += row.chunks or 0
 
-    @property
-    def share(self) -> float | None:
-        return self._shared / self._reads if self._reads else None
+    def figures(self) -> dict[str, float | None]:
+        if not self._reads:
+            return {"shared_reads_share": None, "events_per_read": None}
+        return {"shared_reads_share": self._shared / self._reads, "events_per_read": self._events / self._reads}
 
 
 def _percentile_ms(values_ns: array[int], percent: float) -> float | None:

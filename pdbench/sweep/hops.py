@@ -38,11 +38,13 @@ class Handoff:
 
 
 @asynccontextmanager
-async def open_hops(deployment: Deployment) -> AsyncIterator[Client]:
+async def open_hops(deployment: Deployment, connections: str = "fresh") -> AsyncIterator[Client]:
     """A client for every prefill and decode server. Raises UsageError when either side is missing."""
     prefills, decodes = both_sides(deployment)
     async with AsyncExitStack() as stack:
-        clients = {one.url: await stack.enter_async_context(open_client(one.url)) for one in (*prefills, *decodes)}
+        clients = {
+            one.url: await stack.enter_async_context(open_client(one.url, connections)) for one in (*prefills, *decodes)
+        }
         yield Hops(clients, await _handoff(deployment, clients))
 
 

@@ -13,12 +13,16 @@ from dataclasses import dataclass
 from functools import lru_cache
 from urllib.parse import quote, urlsplit
 
+from pdbench.route import unix_path
+
 MAX_HEAD_NBYTES = 1 << 20  # of a head, of a chunk's size line, and of the trailers
 _HEAD_END = re.compile(rb"\r?\n\r?\n")
 _STATUS_LINE = re.compile(rb"HTTP/1\.([01]) ([1-9][0-9][0-9])(?: [^\r\n]*)?")
 _FIELD = re.compile(rb"([!#$%&'*+\-.^_`|~0-9A-Za-z]+):[ \t]*(.*?)[ \t]*", re.DOTALL)
 _SIZE_LINE = re.compile(rb"([0-9A-Fa-f]{1,15})[ \t]*(?:;[^\n]*)?\r?\n")
 _TRAILER_END = re.compile(rb"\r?\n")
+_TIMEOUT = re.compile(rb"(?:^|[,\s])timeout=([0-9]{1,9})", re.IGNORECASE)
+_LISTS = (b"transfer-encoding", b"connection")  # fields whose repetitions add up
 _BODILESS = (204, 304)
 
 
@@ -36,8 +40,11 @@ class Head:
     location: str | None
     chunked: bool
     length: int | None
+    persistent: bool = True  # the connection may carry another request
+    keep_alive_s: int | None = None  # how long the server says that it keeps it
 
 
+@lru_cache(maxsize=256)
 def read_head(raw: bytes) -> Head:
     """A head without its blank line. Raises ProtocolError."""
     first, *lines = raw.replace(b"\r\n", b"\n").split(b"\n")
@@ -50,7 +57,7 @@ def read_head(raw: bytes) -> Head:
         name, value = field[1].lower(), field[2]
         if name == b"content-length" and fields.get(name, value) != value:
             raise ProtocolError("two lengths of one body")
-        fields[name] = fields[name] + b", " + value if name == b"transfer-encoding" and name in fields else value
+        fields[name] = fields[name] + b", " + value if name in _LISTS and name in fields else value
     length = fields.get(b"content-length")
     if length is not None and not (length.isdigit() and len(length) < 16):
         raise ProtocolError(f"no length of a body: {length[:60]!r}")
@@ -66,6 +73,8 @@ def read_head(raw: bytes) -> Head:
 
     if status in _BODILESS:
         chunked, length = False, b"0"
+    options = {word.strip() for word in fields.get(b"connection", b"").lower().split(b",")}
+    promised = _TIMEOUT.search(fields.get(b"keep-alive", b""))
     return Head(
         status,
         said(b"content-type"),
@@ -73,6 +82,8 @@ def read_head(raw: bytes) -> Head:
         said(b"location"),
         chunked,
         None if length is None else int(length),
+        b"close" not in options and (line[1] == b"1" or b"keep-alive" in options),
+        None if promised is None else int(promised[1]),
     )
 
 
@@ -89,13 +100,15 @@ def _unfolded(lines: Sequence[bytes]) -> list[bytes]:
 
 class ResponseReader:
     """Fed with what was received, it returns the bytes of the body in it. `complete` is set where the answer ends; what
-    follows is not looked at. Interim responses (1xx) are passed over."""
+    follows is not looked at, only that there was a `surplus`. Interim responses (1xx) are passed over."""
 
-    __slots__ = ("_chunk_left", "_held", "_left", "_phase", "complete", "head")
+    __slots__ = ("_chunk_left", "_held", "_left", "_phase", "begun", "complete", "head", "surplus")
 
     def __init__(self) -> None:
         self.head: Head | None = None
+        self.begun = False  # some byte has come
         self.complete = False
+        self.surplus = False
         self._phase = self._in_head
         self._held = b""  # a piece of a head, a size line or a trailer that is not whole yet
         self._left = 0  # bytes of the body to come, by Content-Length
@@ -105,13 +118,19 @@ class ResponseReader:
         """Raises ProtocolError."""
         return self._phase(data)
 
+    @property
+    def reusable(self) -> bool:
+        """The answer is over, and its connection may carry another request."""
+        return self.complete and not self.surplus and self.head is not None and self.head.persistent
+
     def end(self) -> bool:
         """The other side has closed: true when that is a proper end of the answer."""
         if self.head is not None and not self.head.chunked and self.head.length is None:
-            self.complete = True
+            self.complete = self.surplus = True
         return self.complete
 
     def _in_head(self, data: bytes) -> bytes:
+        self.begun = True
         searched = max(0, len(self._held) - 3)
         held = self._held + data
         while (end := _HEAD_END.search(held, searched)) is not None:
@@ -144,6 +163,7 @@ class ResponseReader:
 
     def _counted(self, data: bytes) -> bytes:
         if len(data) >= self._left:
+            self.surplus = len(data) > self._left
             data = data[: self._left]
             self.complete = True
         self._left -= len(data)
@@ -200,6 +220,7 @@ class ResponseReader:
         while (end := _TRAILER_END.search(data, place)) is not None:
             if end.start() == place:
                 self.complete = True
+                self.surplus = end.end() < len(data)
                 self._held = b""
                 return b""
             place = end.end()
@@ -235,14 +256,17 @@ def unpacked(reads: Sequence[tuple[int, bytes]], encoding: str | None, most_nbyt
 def _target(url: str) -> tuple[str, str]:
     """The value of Host, and what is asked for."""
     parts = urlsplit(url)
+    host = "localhost" if unix_path(url) is not None else parts.netloc.rpartition("@")[2]
     path = quote(parts.path or "/", safe="/%:@!$&'()*+,;=~")
-    return parts.netloc.rpartition("@")[2], f"{path}?{parts.query}" if parts.query else path
+    return host, f"{path}?{parts.query}" if parts.query else path
 
 
-def request_head(url: str, headers: Mapping[str, str], body_nbytes: int) -> bytes:
-    """The head of a POST over a connection of its own. Raises ValueError for a header that would break it."""
+def request_head(url: str, headers: Mapping[str, str], body_nbytes: int, *, keep: bool = False) -> bytes:
+    """The head of a POST, over a connection of its own or one to `keep`. Raises ValueError for a header that would
+    break it."""
     host, path = _target(url)
-    own = f"POST {path} HTTP/1.1\r\nHost: {host}\r\nContent-Length: {body_nbytes}\r\nConnection: close\r\n"
+    option = "keep-alive" if keep else "close"
+    own = f"POST {path} HTTP/1.1\r\nHost: {host}\r\nContent-Length: {body_nbytes}\r\nConnection: {option}\r\n"
     text = own + "".join([f"{name}: {value}\r\n" for name, value in headers.items()])
     if text.count("\n") != 4 + len(headers) or text.count("\r") != 4 + len(headers):
         raise ValueError("a header holds a line break")

@@ -44,6 +44,7 @@ DEFAULTS: dict[str, Any] = {
     "goodput": [],
     "repeats": 1,
     "sample_interval": "500ms",
+    "connections": "fresh",
 }
 DEFAULT_RATES = ["1", "2", "4", "8"]
 DEFAULT_PROMPT_LENS = [1024, 16384]
@@ -52,6 +53,7 @@ DEFAULT_OUTPUT_LEN = 128
 SLO_METRICS = ("ttft", "tpot", "itl", "e2el")
 ARRIVALS = ("poisson", "gamma", "constant")
 DRIVE_NAMES = ("proxy", "two-hop")
+CONNECTIONS = ("fresh", "pool")
 FIRST_TOKEN_ID = 256
 OF_A_TRACE = ("prompt_lens", "output_len", "prefix_len", "num_prefixes", "arrivals", "burstiness")  # it brings its own
 
@@ -96,6 +98,8 @@ def plan_from(options: Mapping[str, Any], targets: list[str]) -> Plan:
         raise UsageError(f"--drive is one or more of {', '.join(DRIVE_NAMES)}, not {unknown[0]!r}.")
     cells = grid(targets, load.rates, load.streams, prompt_lens, output_lens, load.speeds, drives)
     prefix_len, num_prefixes = _prefixes(options, load, [cell.prompt_len for cell in cells])
+    if options["connections"] not in CONNECTIONS:
+        raise UsageError(f"--connections is one of {', '.join(CONNECTIONS)}, not {options['connections']!r}.")
     return Plan(
         cells=cells,
         repeats=int(_number(options, "repeats", count)),
@@ -121,6 +125,7 @@ def plan_from(options: Mapping[str, Any], targets: list[str]) -> Plan:
         num_prefixes=num_prefixes,
         notes=_left_out(load),
         pass_token_ids=bool(options["pass_token_ids"]),
+        connections=options["connections"],
     )
 
 

@@ -68,6 +68,7 @@ class Plan:
     notes: tuple[str, ...] = ()  # what a reader of the figures must know of it
     pass_token_ids: bool = True  # in two-hop chat decode gets prefill's token ids, and does not tokenise again
     digests: Mapping[str, str] = field(default_factory=dict)  # SHA-256 of each trace that was read
+    connections: str = "fresh"  # fresh: one a request; pool: kept and used again
 
     def turns(self) -> Iterator[tuple[Cell, int]]:
         """(cell, repeat) in the order of measurement: the grid, then again with the targets the other way round."""

@@ -1,4 +1,4 @@
-"""The client of the hot path: plain HTTP/1.1 over sockets of its own, with the kernel's receive stamps.
+"""The client of the hot path: HTTP/1.1, plain or over TLS, over sockets of its own, with the kernel's receive stamps.
 
 All sockets are in one epoll set, and that set is one descriptor of the event loop: a turn of the loop, asyncio's or
 uvloop's, serves whatever is ready, and adding a connection costs the loop nothing.
@@ -10,8 +10,10 @@ import asyncio
 import contextlib
 import select
 import socket
+import ssl
 import time
 from array import array
+from collections import deque
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any, cast
@@ -19,9 +21,12 @@ from urllib.parse import urlsplit
 
 import numpy as np
 
-from pdbench.sweep.client import USER_STAMP, Opening, RawAnswer, Request
-from pdbench.sweep.exchange import SO_TIMESTAMPNS, Address, Exchange
+from pdbench.route import unix_path
+from pdbench.sweep.client import COUNTS, OWN_LIMITS, USER_STAMP, Opening, RawAnswer, Request, keep_ns, kernel_share
+from pdbench.sweep.connection import SO_TIMESTAMPNS, Address, Connection
+from pdbench.sweep.exchange import Exchange
 from pdbench.sweep.kernel_clock import KernelClock, LagHistogram
+from pdbench.sweep.tls import context
 
 _BATCH = 32  # sockets served before the loop may do something else, such as a send that is due
 _SAMPLE_S = 0.05
@@ -29,30 +34,43 @@ _LEAD_MIN_NS, _LEAD_MAX_NS = 10_000_000, 500_000_000
 
 
 @asynccontextmanager
-async def open_sockets(url: str) -> AsyncIterator[SocketClient]:
+async def open_sockets(url: str, keeps: bool = False) -> AsyncIterator[SocketClient]:
     """A client for one address. Its name is looked up once; when that fails, each request says so."""
     parts = urlsplit(url)
-    where: list[Address] | socket.gaierror
-    try:
-        found = await asyncio.get_running_loop().getaddrinfo(parts.hostname, parts.port or 80, type=socket.SOCK_STREAM)
-        where = [(family, cast(Any, place)) for family, _, _, _, place in found]
-    except socket.gaierror as error:
-        where = error
-    client = SocketClient(where)
+    secured = (context(), parts.hostname or "") if parts.scheme == "https" else None
+    client = SocketClient(await _addresses(url), secured, keeps)
     try:
         yield client
     finally:
         client.close()
 
 
-class SocketClient:
-    """Opens each request's connection ahead, by twice what the slowest took so far."""
+async def _addresses(url: str) -> list[Address] | socket.gaierror:
+    if (path := unix_path(url)) is not None:
+        return [(socket.AF_UNIX, path)]
+    parts = urlsplit(url)
+    port = parts.port or (443 if parts.scheme == "https" else 80)
+    try:
+        found = await asyncio.get_running_loop().getaddrinfo(parts.hostname, port, type=socket.SOCK_STREAM)
+    except socket.gaierror as error:
+        return error
+    return [(family, cast(Any, place)) for family, _, _, _, place in found]
 
-    def __init__(self, where: list[Address] | socket.gaierror) -> None:
+
+class SocketClient:
+    """Opens each request's connection ahead, by twice what the slowest took so far; `keeps`: uses it again later."""
+
+    def __init__(
+        self, where: list[Address] | socket.gaierror, tls: tuple[ssl.SSLContext, str] | None, keeps: bool
+    ) -> None:
+        self.tls, self.keeps, self.quick_acks = tls, keeps, True
         self._where = where
         self._turn = 0
         self._loop = asyncio.get_running_loop()
-        self._exchanges: dict[int, Exchange] = {}  # by descriptor
+        self._connections: dict[int, Connection] = {}  # by descriptor
+        self._exchanges: set[Exchange] = set()
+        self._idle: deque[Connection] = deque()  # the one used last is at the right
+        self._retired: deque[Connection] = deque()
         self._epoll = select.epoll()
         self._loop.add_reader(self._epoll.fileno(), self._serve)
         # The kernel stamps packets while any socket wants it; switching that on takes effect a little later.
@@ -62,6 +80,7 @@ class SocketClient:
         self._sampler = self._loop.call_later(_SAMPLE_S, self._sample)
         self._lags = LagHistogram()
         self._reads = {"kernel": 0, "user": 0}
+        self._counts = dict.fromkeys(COUNTS, 0)
         self._connects_ns = array("q")
         self._slowest_ns = 0
 
@@ -70,62 +89,79 @@ class SocketClient:
         return min(_LEAD_MAX_NS, max(_LEAD_MIN_NS, 2 * self._slowest_ns))
 
     def open(self, request: Request) -> Opening:
-        return Exchange(self, request)
+        exchange = Exchange(self, request)
+        self._exchanges.add(exchange)
+        return exchange
 
     def start(
         self, request: Request, intended_ns: int, timeout_s: float, opening: Opening | None = None
     ) -> asyncio.Future[RawAnswer]:
-        exchange = opening if isinstance(opening, Exchange) else Exchange(self, request)
+        exchange = opening if opening is not None else self.open(request)
+        assert isinstance(exchange, Exchange)
         return exchange.start(intended_ns, timeout_s)
 
     def end_all(self) -> None:
-        for exchange in list(self._exchanges.values()):
+        for exchange in list(self._exchanges):
             exchange.finish("cancelled", "the run was interrupted")
 
     def health(self) -> dict[str, Any]:
         connects = self._connects_ns
         return {
             "stamps": dict(self._reads),
+            "kernel_stamps_share": kernel_share(self._reads),
             "kernel_to_user_p50_ms": self._lags.percentile_ms(50),
             "kernel_to_user_p99_ms": self._lags.percentile_ms(99),
             "connect_p50_ms": float(np.percentile(connects, 50)) / 1e6 if connects else None,
             "connect_p99_ms": float(np.percentile(connects, 99)) / 1e6 if connects else None,
             "offset_steps": self.clock.steps,
+            **self._counts,
         }
 
     def close(self) -> None:
         self.end_all()
+        for connection in (*self._connections.values(), *self._retired):
+            connection.abort()
         self._sampler.cancel()
         self._loop.remove_reader(self._epoll.fileno())
         self._epoll.close()
         self._stamping.close()
 
     def _serve(self) -> None:
-        exchanges = self._exchanges
+        connections = self._connections
         for fd, _ in self._epoll.poll(0, _BATCH):
-            exchange = exchanges.get(fd)
-            if exchange is not None:
+            connection = connections.get(fd)
+            if connection is not None:
                 try:
-                    exchange.on_ready()
+                    connection.on_ready()
                 except BaseException as error:
-                    exchange.bug(error)
+                    if connection.rider is not None:
+                        connection.rider.bug(error)
                     raise
 
     def _sample(self) -> None:
         self.clock.sample()
+        now_ns = time.monotonic_ns()
+        while self._retired and self._retired[0].gone(now_ns):
+            self._retired.popleft()
+        while self._idle and not self._idle[0].usable(now_ns):
+            self._idle.popleft().shut()
         self._sampler = self._loop.call_later(_SAMPLE_S, self._sample)
 
-    # What an exchange needs.
-    def watch(self, exchange: Exchange, fd: int, events: int) -> None:
-        self._exchanges[fd] = exchange
+    # What a connection needs.
+    def watch(self, connection: Connection, fd: int, events: int) -> None:
+        self._connections[fd] = connection
         self._epoll.register(fd, events)
 
     def rewatch(self, fd: int, events: int) -> None:
         self._epoll.modify(fd, events)
 
-    def forget(self, exchange: Exchange, fd: int) -> None:
+    def unwatch(self, fd: int) -> None:
+        self._epoll.unregister(fd)
+        self._connections.pop(fd, None)
+
+    def forget(self, fd: int) -> None:
         """Closing the socket takes it out of the epoll set."""
-        self._exchanges.pop(fd, None)
+        self._connections.pop(fd, None)
 
     def addresses(self) -> list[Address]:
         """All addresses of the server's name, each time another one first."""
@@ -141,6 +177,37 @@ class SocketClient:
             with contextlib.suppress(ValueError):
                 self._where.remove(address)
 
+    # What an exchange needs.
+    def take(self, rider: Exchange) -> Connection:
+        """A connection that was kept, as long as the server surely keeps it too; else one that is being opened."""
+        now_ns = time.monotonic_ns()
+        while self._idle:
+            connection = self._idle.pop()
+            if connection.usable(now_ns):
+                self._counts["connections_reused"] += 1
+                connection.rider = rider
+                return connection
+            connection.shut()
+        self._counts["connections_opened"] += 1
+        return Connection(self, rider)
+
+    def again(self, rider: Exchange) -> Connection:
+        self._counts["resets_retried"] += 1
+        self._counts["connections_opened"] += 1
+        return Connection(self, rider)
+
+    def give_back(self, connection: Connection, reusable: bool, keep_alive_s: int | None) -> None:
+        """Keep the connection of an answer that is over, where that is wanted and possible."""
+        if self.keeps and reusable:
+            connection.rest(keep_ns(keep_alive_s))
+            self._idle.append(connection)
+        else:
+            connection.retire()
+            self._retired.append(connection)
+
+    def left(self, exchange: Exchange) -> None:
+        self._exchanges.discard(exchange)
+
     def ended(self, raw: RawAnswer) -> None:
         """Check the clock once more, so that no stamp of this answer is later than the last check; then count."""
         self.clock.sample()
@@ -152,6 +219,8 @@ class SocketClient:
         self._reads["kernel"] += len(raw.lags_ns) - user
         raw.stamp = "kernel" if raw.lags_ns and not user else "user"
         self._lags.add(raw.lags_ns)
+        if raw.end in OWN_LIMITS:
+            self._counts[OWN_LIMITS[raw.end]] += 1
         if raw.connected_ns is not None and raw.opened_ns is not None:
             took_ns = raw.connected_ns - raw.opened_ns
             self._connects_ns.append(took_ns)

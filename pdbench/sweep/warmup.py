@@ -9,7 +9,8 @@ from dataclasses import replace
 from pdbench.deployment import Deployment
 from pdbench.errors import PdbenchError, Unreachable, UsageError
 from pdbench.run import RequestRow
-from pdbench.sweep.client import Client
+from pdbench.sweep.client import Client, Request
+from pdbench.sweep.delayed_ack import holds_back
 from pdbench.sweep.drive import DRIVES, OPENS
 from pdbench.sweep.fit import longest_prompt
 from pdbench.sweep.plan import Plan
@@ -34,12 +35,16 @@ _FEW_WORDS, _MANY_WORDS = 8, len(WORDS)  # every word once: their exact mean, bu
 _SEED_SALT = 0x5EED  # warm-up prompts are never those of a cell
 
 
-async def warm_up(deployment: Deployment, plan: Plan, *, deadline_s: float = DEADLINE_S) -> ChatCalibration | None:
+async def warm_up(
+    deployment: Deployment, plan: Plan, *, deadline_s: float = DEADLINE_S, notes: list[str] | None = None
+) -> ChatCalibration | None:
     """Warm every prefill x decode pair, try the longest prompt, and for chat learn how long a word is.
 
-    Raises UsageError when the deployment refuses what the plan asks for, Unreachable when it does not answer.
+    Where `notes` are wanted, what is odd about the way to the server is added to them. Raises UsageError when the
+    deployment refuses what the plan asks for, Unreachable when it does not answer.
     """
-    calibrated = [await _warm(deployment, plan, drive, deadline_s) for drive in drives_of(plan, deployment)]
+    drives = drives_of(plan, deployment)
+    calibrated = [await _warm(deployment, plan, drive, deadline_s, notes) for drive in drives]
     return calibrated[-1]
 
 
@@ -48,25 +53,36 @@ def drives_of(plan: Plan, deployment: Deployment) -> list[str]:
     return list(dict.fromkeys(cell.drive for cell in plan.cells if cell.target == deployment.target)) or ["proxy"]
 
 
-async def _warm(deployment: Deployment, plan: Plan, drive: str, deadline_s: float) -> ChatCalibration | None:
+async def _warm(
+    deployment: Deployment, plan: Plan, drive: str, deadline_s: float, notes: list[str] | None
+) -> ChatCalibration | None:
     pairs = max(1, len(deployment.of("prefill"))) * max(1, len(deployment.of("decode")))
-    longest = longest_prompt(plan)
-    async with OPENS[drive](deployment) as client:
+    async with OPENS[drive](deployment, plan.connections) as client:
         scout = _Scout(client, drive, deployment, replace(plan, timeout_s=min(plan.timeout_s, deadline_s)))
-        if plan.endpoint == "chat":
-            few = await scout.words(_FEW_WORDS)
-            chat = calibrate((_FEW_WORDS, few), (_MANY_WORDS, await scout.words(_MANY_WORDS)))
-            for cell in plan.cells if plan.trace is None else ():
-                chat.words(cell.prompt_len)
-            for _ in range(pairs * ROUNDS - 2):
-                await scout.words(_FEW_WORDS)
-            await scout.words(chat.words(longest))
-            return chat
-        for _ in range(pairs * ROUNDS):
-            await scout.ids(min(_PROMPT_LEN, longest))
-        if longest > _PROMPT_LEN:
-            await scout.ids(longest)
-    return None
+        chat = await (_warm_chat if plan.endpoint == "chat" else _warm_ids)(scout, plan, pairs)
+    if notes is not None and drive == "proxy" and scout.first is not None:
+        odd = await holds_back(deployment, scout.first)
+        notes += [odd] if odd else []
+    return chat
+
+
+async def _warm_chat(scout: _Scout, plan: Plan, pairs: int) -> ChatCalibration:
+    few = await scout.words(_FEW_WORDS)
+    chat = calibrate((_FEW_WORDS, few), (_MANY_WORDS, await scout.words(_MANY_WORDS)))
+    for cell in plan.cells if plan.trace is None else ():
+        chat.words(cell.prompt_len)
+    for _ in range(pairs * ROUNDS - 2):
+        await scout.words(_FEW_WORDS)
+    await scout.words(chat.words(longest_prompt(plan)))
+    return chat
+
+
+async def _warm_ids(scout: _Scout, plan: Plan, pairs: int) -> None:
+    longest = longest_prompt(plan)
+    for _ in range(pairs * ROUNDS):
+        await scout.ids(min(_PROMPT_LEN, longest))
+    if longest > _PROMPT_LEN:
+        await scout.ids(longest)
 
 
 class _Scout:
@@ -77,6 +93,7 @@ class _Scout:
         self._context = CellContext(0, 0, deployment.target, time.monotonic_ns(), deployment.credentials)
         self._seed = plan.seed ^ time.time_ns()  # warmed servers must not know these prompts from an earlier run
         self._asked = 0
+        self.first: Request | None = None
 
     async def ids(self, length: int) -> None:
         vocab_size = self._plan.vocab_size
@@ -98,6 +115,7 @@ class _Scout:
         ask = DRIVES[self._drive](self._deployment, self._plan, f"warmup-{self._seed & 0xFFFFFFFF:08x}")
         request = ask(self._asked, Ask(length, _OUTPUT_LEN), prompt)
         self._asked += 1
+        self.first = self.first or request
         raw = await self._client.start(request, time.monotonic_ns(), self._plan.timeout_s)
         row, _ = read_row(raw, self._context)
         if row.status != "ok":

@@ -20,6 +20,7 @@ from pdbench import tables
 from pdbench.errors import PdbenchError
 from pdbench.run import RequestRow, Run
 from pdbench.sweep.cell import Job, share_of
+from pdbench.sweep.client import COUNTS
 from pdbench.sweep.hand import EXIT_S, Hand, Link, LocalLink, OnRow, share_paths
 from pdbench.sweep.health import SharedReads
 from pdbench.sweep.worker_process import LEAD_NS
@@ -27,7 +28,7 @@ from pdbench.sweep.worker_process import LEAD_NS
 START_S = 60.0  # for a worker to come up
 PATIENCE_S = 60.0  # without a word from a worker, which speaks several times a second
 WATCH_EVERY_S = 0.05
-SUMS = ("achieved_concurrency", "offset_steps")  # of the workers' health; of all else the worst is taken
+SUMS = ("achieved_concurrency", "offset_steps", *COUNTS)  # of the workers' health; of all else the worst is taken
 
 StartLink = Callable[[Hand], Awaitable[Link]]
 
@@ -86,7 +87,7 @@ class Crew:
             await asyncio.wait([hand.ended for hand in hands], timeout=EXIT_S)
         losses = [await asyncio.to_thread(_loss, hand, run) for hand in hands if hand.lost]
         entry = joined([hand for hand in hands if not hand.lost], losses)
-        entry["client"]["shared_reads_share"] = shared.share
+        entry["client"] |= shared.figures()
         return {"cell": job.cell.cell, "repeat": job.repeat, "attempt": job.attempt, **job.seeds(), **entry}
 
     async def _watch(self, hands: Sequence[Hand], stop: asyncio.Event) -> None:
@@ -184,5 +185,6 @@ def _worst(clients: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         elif isinstance(values[0], Mapping):
             found[name] = {key: sum(value.get(key, 0) for value in values) for key in values[0]}
         else:
-            found[name] = sum(values) if name in SUMS else max(values)
+            worst = min if name == "kernel_stamps_share" else max
+            found[name] = sum(values) if name in SUMS else worst(values)
     return found

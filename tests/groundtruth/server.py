@@ -63,7 +63,7 @@ class Stream:
 
 class Server(Wire):
     def __init__(self, options: argparse.Namespace) -> None:
-        super().__init__(options.host, options.port)
+        super().__init__(options.host, options.port, nagle=options.nagle)
         self.options = options
         self.log = os.open(options.log, os.O_WRONLY | os.O_CREAT | os.O_APPEND) if options.log else None
         self.running = 0
@@ -298,7 +298,7 @@ class Server(Wire):
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--host", default="127.0.0.1")
+    parser.add_argument("--host", default="127.0.0.1", help="an address, or the path of a Unix socket")
     parser.add_argument("--port", type=int, default=0)
     parser.add_argument("--ttft", type=float, default=50.0, help="ms")
     parser.add_argument("--itl", type=float, default=20.0, help="ms a token")
@@ -308,6 +308,7 @@ def main() -> None:
     parser.add_argument("--stall-at", type=float, default=0.0, help="s after the first request")
     parser.add_argument("--stall-ms", type=float, default=0.0)
     parser.add_argument("--error-every", type=int, default=0, help="each Nth request answers 500")
+    parser.add_argument("--nagle", action="store_true", help="small writes wait for the ACK of the last one")
     parser.add_argument("--split", type=lambda t: [int(p) for p in t.split(",")], default=[], help="byte positions")
     parser.add_argument("--split-gap", type=float, default=1.0, help="ms between the pieces of an event")
     parser.add_argument("--content-type", default="text/event-stream; charset=utf-8")

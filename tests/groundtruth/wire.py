@@ -25,10 +25,20 @@ class Conn:
 class Wire:
     """Reads HTTP/1.1 requests, hands each to `route`, and sends what it is given."""
 
-    def __init__(self, host: str, port: int) -> None:
-        self.listener = socket.create_server((host, port), backlog=4096)
+    def __init__(self, host: str, port: int, *, nagle: bool = False) -> None:
+        """`host` may be the path of a Unix socket. `nagle`: no TCP_NODELAY."""
+        self.unix = host.startswith("/")
+        self.nodelay = not (nagle or self.unix)
+        if self.unix:
+            self.listener = socket.socket(socket.AF_UNIX)
+            self.listener.bind(host)
+            self.listener.listen(4096)
+            self.port = 0
+        else:
+            family = socket.AF_INET6 if ":" in host else socket.AF_INET
+            self.listener = socket.create_server((host, port), family=family, backlog=4096)
+            self.port = self.listener.getsockname()[1]
         self.listener.setblocking(False)
-        self.port = self.listener.getsockname()[1]
         self.epoll = select.epoll()
         self.epoll.register(self.listener, select.EPOLLIN)
         self.conns: dict[int, Conn] = {}
@@ -69,7 +79,8 @@ class Wire:
             except BlockingIOError:
                 return
             sock.setblocking(False)
-            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            if self.nodelay:
+                sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             self.conns[sock.fileno()] = Conn(sock, time.monotonic_ns())
             self.epoll.register(sock, select.EPOLLIN)
 
@@ -102,6 +113,8 @@ class Wire:
         body = bytes(conn.inbox[end + 4 : end + 4 + length])
         del conn.inbox[: end + 4 + length]
         method, path, _ = head[0].split(" ", 2)
+        if path.startswith("http://"):  # asked as a proxy
+            path = "/" + path.split("/", 3)[3]
         self.route(conn, method, path, headers, body, time.monotonic_ns())
 
     def respond(self, conn: Conn, status: int, kind: str, body: bytes, keep: bool, extra: str = "") -> None:

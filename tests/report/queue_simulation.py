@@ -316,7 +316,8 @@ def write_cell(run: Run, cell: int, repeat: int, w: World, origin: float, entrie
         run.live_path("chunks", cell, repeat).open("w") as chunks,
     ):
         for r in reqs:
-            times = {
+            times: dict[str, float | None] = {
+                "connected_s": None,
                 "intended_s": r.arrive,
                 "sent_s": r.arrive,
                 "first_token_s": r.first,

@@ -22,7 +22,7 @@ def answers(sent: np.ndarray, first: np.ndarray, last: np.ndarray) -> Answers:
     same = (tokens,) * 6
     none = np.full(n, np.nan)
     whose = (np.full(n, "default"), none, np.zeros(n), *(none,) * 6)
-    return Answers(np.full(n, "ok"), sent, sent, first, last, last, *same, *whose, nothing, nothing)
+    return Answers(np.full(n, "ok"), sent, sent, first, last, last, *same, *whose, nothing, nothing, sent)
 
 
 def slots(seed: int, c: int, rho: float, n: int, hold_s: float = 1.33, cv2: float = 1.0) -> Steadiness:

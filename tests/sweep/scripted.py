@@ -29,21 +29,29 @@ def chunk(data: bytes) -> bytes:
 
 
 def request_of(conn: socket.socket) -> bytes:
-    """Read one whole request."""
-    data = b""
-    while b"\r\n\r\n" not in data:
-        data += conn.recv(65536)
-    head, _, body = data.partition(b"\r\n\r\n")
-    length = int(head.lower().partition(b"content-length: ")[2].partition(b"\r\n")[0])
-    while len(body) < length:
-        body += conn.recv(1 << 20)
-    return head + b"\r\n\r\n" + body
+    """Read one whole request. Raises ConnectionError when the other side closes first."""
+    data = bytearray()
+    while (end := data.find(b"\r\n\r\n")) < 0:
+        data += _more(conn)
+    length = int(data[:end].lower().partition(b"content-length: ")[2].partition(b"\r\n")[0])
+    while len(data) < end + 4 + length:
+        data += _more(conn)
+    return bytes(data)
+
+
+def _more(conn: socket.socket) -> bytes:
+    if not (piece := conn.recv(1 << 20)):
+        raise ConnectionError
+    return piece
 
 
 @contextlib.contextmanager
-def scripted(script: Script, host: str = "127.0.0.1") -> Iterator[str]:
-    """Serve each connection in a thread of its own; yields the URL."""
-    listener = socket.create_server((host, 0), family=socket.AF_INET6 if ":" in host else socket.AF_INET, backlog=512)
+def scripted(script: Script, host: str = "127.0.0.1", listener: socket.socket | None = None) -> Iterator[str]:
+    """Serve each connection in a thread of its own; yields the URL, which means nothing for a Unix `listener`."""
+    if listener is None:
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        listener = socket.create_server((host, 0), family=family, backlog=512)
+    place = listener.getsockname()
 
     def serve(conn: socket.socket) -> None:
         # The client may end a request first: that is no failure of the server.
@@ -58,7 +66,7 @@ def scripted(script: Script, host: str = "127.0.0.1") -> Iterator[str]:
 
     threading.Thread(target=accept, daemon=True).start()
     try:
-        yield f"http://{f'[{host}]' if ':' in host else host}:{listener.getsockname()[1]}/v1/completions"
+        yield f"http://{f'[{host}]' if ':' in host else host}:{place[1]}/v1/completions"
     finally:
         listener.shutdown(socket.SHUT_RDWR)
         listener.close()
@@ -74,20 +82,22 @@ def ask(
     body: bytes = b"{}",
     timeout_s: float = 5.0,
     client: str = "socket",
+    keeps: bool = False,
     idle_s: float = 0.0,
     loop_factory: Callable[[], asyncio.AbstractEventLoop] | None = None,
     meddle: Callable[[Client], Any] = lambda client: None,
+    meddle_after_s: float = 0.5,
 ) -> tuple[RequestRow, RawAnswer, dict[str, Any]]:
     """One request: its row, the answer and the client's health. `idle_s`: how long before it the connection opens."""
 
     async def go() -> tuple[RawAnswer, dict[str, Any]]:
-        async with CLIENTS[client](url) as sender:
+        async with CLIENTS[client](url, keeps) as sender:
             request = request_to(url, body)
             await asyncio.sleep(0.05)  # the kernel begins to stamp a little after it was asked
             opening = sender.open(request) if idle_s else None
             await asyncio.sleep(idle_s)
             answer = sender.start(request, 0, timeout_s, opening)
-            asyncio.get_running_loop().call_later(0.5, meddle, sender)
+            asyncio.get_running_loop().call_later(meddle_after_s, meddle, sender)
             raw = await answer
             return raw, sender.health()
 

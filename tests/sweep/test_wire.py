@@ -163,7 +163,7 @@ def test_a_server_that_closes_idle_connections_is_asked_over_another():
 
     with scripted(impatient) as url:
         row, _, _ = ask(url, idle_s=0.1)
-    assert row.status == "ok" and len(times) == 2 and row.opened_s == row.sent_s
+    assert row.status == "ok" and len(times) == 2 and row.opened_s >= row.sent_s
 
 
 def test_no_wait_for_a_delayed_ack():
@@ -171,14 +171,6 @@ def test_no_wait_for_a_delayed_ack():
     with scripted(sends(CHUNKED, *[chunk(TOKEN)] * 20, chunk(FINISH + DONE) + LAST)) as url:
         row, _, _ = ask(url, idle_s=0.05)
     assert row.status == "ok" and row.done_s - row.sent_s < 0.035
-
-
-def test_ipv6():
-    if not socket.has_ipv6:
-        pytest.skip("no IPv6 here")
-    with scripted(sends(CHUNKED + chunk(ANSWER) + LAST), "::1") as url:
-        row, raw, _ = ask(url)
-    assert row.status == "ok" and raw.stamp == "kernel"
 
 
 def test_a_name_with_an_address_that_refuses():
@@ -203,7 +195,7 @@ def test_out_of_descriptors_says_what_to_raise(client):
             from pdbench.sweep.clients import CLIENTS
             from tests.sweep.scripted import request_to
 
-            async with CLIENTS[client](url) as sender:
+            async with CLIENTS[client](url, False) as sender:
                 resource.setrlimit(resource.RLIMIT_NOFILE, (3, limits[1]))
                 try:
                     return await sender.start(request_to(url), 0, 5.0)

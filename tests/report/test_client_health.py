@@ -1,0 +1,103 @@
+"""The client judged by what it did to the figures: each fault of its own with a healthy twin."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pdbench.report.summary import summarise
+from tests.report.queue_simulation import Req, World, make_run
+from tests.report.test_validity import flags
+
+KERNEL = {"stamps": {"kernel": 1000, "user": 0}, "kernel_to_user_p99_ms": 0.2}
+
+
+def notes(path: Path, world: World) -> list[str]:
+    found: list[str] = summarise(make_run(path / "run", [[world]]))["cells"][0]["notes"]
+    return found
+
+
+@pytest.mark.parametrize(("count", "what"), [("out_of_ports", "no local port"), ("out_of_files", "no descriptor")])
+def test_what_the_host_did_not_give(tmp_path: Path, count: str, what: str) -> None:
+    severity, evidence = flags(tmp_path, World(client={**KERNEL, count: 3}))["client-saturated"]
+    assert severity == "void" and evidence.startswith("3 requests found") and what in evidence
+    assert "client-saturated" not in flags(tmp_path / "twin", World(client={**KERNEL, count: 0}))
+
+
+def test_the_cause_is_called_client(tmp_path: Path) -> None:
+    cell = summarise(make_run(tmp_path / "run", [[World(client={**KERNEL, "out_of_ports": 3})]]))["cells"][0]
+    assert "client" in [cause["cause"] for cause in cell["diagnosis"]]
+
+
+def busy_for(share: float) -> Any:
+    """Each stream pauses: it is under way for this share of the time between two of its requests."""
+
+    def spoil(r: Req) -> None:
+        begun = r.arrive + (1 - share) * (r.last - r.arrive)
+        r.row |= {"intended_s": begun, "sent_s": begun}
+        r.offsets = [o - (begun - r.arrive) for o in r.offsets]
+
+    return spoil
+
+
+@pytest.mark.parametrize(("share", "severity"), [(0.97, None), (0.85, "warn"), (0.6, "void")])
+def test_streams_that_were_not_under_way(tmp_path: Path, share: float, severity: str | None) -> None:
+    # A small share of the first token's time may go without making it negative.
+    world = World(
+        rate=None, streams=4, n=80, prefill_s=1.0, prefill_servers=4, tokens=16, spoil=[busy_for(share)], client=KERNEL
+    )
+    found = flags(tmp_path, world).get("client-saturated")
+    assert (found[0] if found else None) == severity
+    if found:
+        held = float(found[1].partition(" of 4 streams were under way")[0])
+        assert held == pytest.approx(4 * share, abs=0.15)
+
+
+def test_streams_that_pause_by_design_or_are_too_few_are_not_judged(tmp_path: Path) -> None:
+    base: dict[str, Any] = {"rate": None, "streams": 4, "prefill_s": 1.0, "tokens": 16, "spoil": [busy_for(0.6)]}
+    paused = World(**base, n=80, client=KERNEL, plan={"think_s": 2.0})
+    assert "client-saturated" not in flags(tmp_path, paused)
+    assert "client-saturated" not in flags(tmp_path / "few", World(**base, n=8, client=KERNEL))
+
+
+@pytest.mark.parametrize(("share", "severity"), [(0.001, None), (0.02, "warn"), (0.08, "void")])
+def test_merged_events(tmp_path: Path, share: float, severity: str | None) -> None:
+    late = {**KERNEL, "kernel_to_user_p99_ms": 8.0, "shared_reads_share": share}
+    found = flags(tmp_path, World(client=late)).get("client-saturated")
+    assert (found[0] if found else None) == severity
+    # Where reads came in time it was the server that sent them together.
+    in_time = World(client={**KERNEL, "shared_reads_share": share})
+    assert "client-saturated" not in flags(tmp_path / "twin", in_time)
+
+
+def connected_late(ms: float) -> Any:
+    def spoil(r: Req) -> None:
+        r.row |= {"connected_s": r.arrive + ms / 1000}
+
+    return spoil
+
+
+def test_connecting_that_is_part_of_ttft(tmp_path: Path) -> None:
+    client = {"connections_opened": 120, "stamps": {"kernel": 0, "user": 900}}
+    severity, evidence = flags(tmp_path, World(client=client, spoil=[connected_late(12)]))["connections"]
+    assert severity == "warn" and "connecting makes 12.0 of" in evidence and "--connections pool" in evidence
+    for name, ms in (("ahead", -8.0), ("little", 1.0)):
+        assert "connections" not in flags(tmp_path / name, World(client=client, spoil=[connected_late(ms)]))
+
+
+def test_resets_of_kept_connections(tmp_path: Path) -> None:
+    client = {**KERNEL, "connections_opened": 20, "connections_reused": 100}
+    severity, evidence = flags(tmp_path, World(client={**client, "resets_retried": 3}))["connections"]
+    assert severity == "warn" and evidence.startswith("3 requests met the close")
+    assert "connections" not in flags(tmp_path / "twin", World(client={**client, "resets_retried": 1}))
+
+
+def test_the_report_says_which_stamps_and_how_good(tmp_path: Path) -> None:
+    own = World(client={"stamps": {"kernel": 0, "user": 900}, "loop_lag_p99_ms": 1.4})
+    (said,) = [note for note in notes(tmp_path, own) if "stamps" in note]
+    assert "its own" in said and "1.4 ms (p99)" in said
+    mixed = World(client={"stamps": {"kernel": 900, "user": 100}, "loop_lag_p99_ms": 1.4})
+    assert any("10.0% of the reads" in note for note in notes(tmp_path / "mixed", mixed))
+    assert not [note for note in notes(tmp_path / "kernel", World(client=KERNEL)) if "stamps" in note]
