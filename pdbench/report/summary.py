@@ -29,6 +29,7 @@ from pdbench.report.diagnosis import diagnose
 from pdbench.report.imports.told import told_cells
 from pdbench.report.legs import add_proxy_costs, legs_ms, traffic_of
 from pdbench.report.prefix import fewer_hits, prefix_cache
+from pdbench.report.facts import facts
 from pdbench.report.split import Split, split_of
 from pdbench.report.validity import Finding, findings, is_void, merged
 from pdbench.report.verdict import cell_verdict, run_verdict
@@ -77,6 +78,7 @@ def summarise(run: Run) -> dict[str, Any]:
         "plan": document.get("plan", {}),
         "imported_from": (document.get("imported") or {}).get("tool"),
         "versions": _versions(document),
+        **facts(document),
         "interrupted": interrupted,
         "verdict": run_verdict(cells, simulated, document.get("plan"), interrupted),
         "cells": cells,

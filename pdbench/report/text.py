@@ -60,16 +60,20 @@ _DOUBTED = (("TTFT p50", "p50", "ttft"), ("TTFT p99", "p99", "ttft"))
 
 
 def print_summary(summary: Summary, console: Console) -> None:
-    """Print the verdict and the tables. A terminal that knows no Unicode gets plain letters."""
-    width = console.width
+    """Print the verdict and the tables."""
+    printed(final_table(summary, console.width), console)
+
+
+def printed(text: RenderableType, console: Console) -> None:
+    """Print without blanks at the ends of lines. A terminal that knows no Unicode gets plain letters."""
     with console.capture() as capture:
-        console.print(final_table(summary, width))
-    text = re.sub(r" +((?:\x1b\[[0-9;]*m)*)$", r"\1", capture.get(), flags=re.MULTILINE)
+        console.print(text)
+    plain = re.sub(r" +((?:\x1b\[[0-9;]*m)*)$", r"\1", capture.get(), flags=re.MULTILINE)
     try:
-        text.encode(console.encoding or "utf-8")
+        plain.encode(console.encoding or "utf-8")
     except (UnicodeEncodeError, LookupError):
-        text = text.replace("\N{PLUS-MINUS SIGN}", "+-").encode("ascii", "replace").decode()
-    console.file.write(text)
+        plain = plain.replace("\N{PLUS-MINUS SIGN}", "+-").encode("ascii", "replace").decode()
+    console.file.write(plain)
     console.file.flush()
 
 
@@ -124,18 +128,18 @@ def _cell_verdict(cell: CellSummary, target: bool, run_verdict: str) -> Iterator
     if said in run_verdict:
         said = why_unsound(cell)
     line = Text.assemble((place(cell, target), "bold"), f": {said}" if said else "")
-    yield _hanging(Text(MARK_TEXT[mark], style=MARK_STYLE[mark]), line)
+    yield hanging(Text(MARK_TEXT[mark], style=MARK_STYLE[mark]), line)
     for cause in (cell.get("diagnosis") or [])[:2] if mark in ("void", "none") or not said else []:
         if (found := evidence(cause)) and found.rstrip(".") in spoken:
             continue
         share = share_of_ttft(cause)
         head = clean(cause.get("cause", "?"), 40) + (f" ({share})" if share else "")
-        yield _hanging(Text(), Text(f"{head}: {found}"))
+        yield hanging(Text(), Text(f"{head}: {found}"))
         if advice := new_advice(cause, f"{run_verdict} {clean(cell.get('verdict') or '', 2000)}"):
-            yield _hanging(Text(), Text.assemble(("-> ", "bold"), advice))
+            yield hanging(Text(), Text.assemble(("-> ", "bold"), advice))
 
 
-def _hanging(mark: Text, line: Text) -> Table:
+def hanging(mark: Text, line: Text) -> Table:
     """`line` beside its mark; what wraps stays in its column."""
     grid = Table.grid(padding=(0, 1, 0, 0))
     grid.add_column(width=MARK_WIDTH - 1, no_wrap=True)
@@ -159,7 +163,7 @@ def _numbers(
             yield from _row(cell, row, layout)
     said = [f"{short}: {name}" for short, name in meant.items() if any(short in row for row in layout.rows)]
     for note in [*said, *_legend(layout, cells, slos(summary))]:
-        yield _hanging(Text(), Text(note, style="dim"))
+        yield hanging(Text(), Text(note, style="dim"))
 
 
 def _group(pair: tuple[CellSummary, Any]) -> tuple[Any, str]:
@@ -183,7 +187,7 @@ def _row(cell: CellSummary, row: Sequence[str], layout: Layout) -> Iterator[Rend
     )
     if is_unsound(cell):
         codes = [f"void: {void_codes(cell)}"] if void_codes(cell) else []
-        yield _hanging(Text(), Text("; ".join([cut_short(cell)] * is_cut(cell) + codes), style="red"))
+        yield hanging(Text(), Text("; ".join([cut_short(cell)] * is_cut(cell) + codes), style="red"))
 
 
 def _legend(layout: Layout, cells: Sequence[CellSummary], slo: str) -> list[str]:
@@ -245,7 +249,7 @@ def _split_in_words(cells: Sequence[CellSummary], several: bool) -> Iterator[Ren
         mark = verdict_mark(cell)
         parts = " + ".join(f"{part_name(part)} {tenths(ms)}" for part, ms in split(cell).items())
         line = Text(f"{place(cell, several)}: {parts}", style="dim" if is_unsound(cell) else "")
-        yield _hanging(Text(MARK_TEXT[mark], style=MARK_STYLE[mark]), line)
+        yield hanging(Text(MARK_TEXT[mark], style=MARK_STYLE[mark]), line)
 
 
 def _notes(cells: Sequence[CellSummary], several: bool) -> Iterator[RenderableType]:
@@ -253,7 +257,7 @@ def _notes(cells: Sequence[CellSummary], several: bool) -> Iterator[RenderableTy
     for index, (where, said) in enumerate(notes(cells, several)):
         if index == 0:
             yield Text()
-        yield _hanging(Text("note"), Text(f"{where}: {said}", style="dim"))
+        yield hanging(Text("note"), Text(f"{where}: {said}", style="dim"))
 
 
 def _warnings(cells: Sequence[CellSummary], several: bool) -> Iterator[RenderableType]:
@@ -271,4 +275,4 @@ def _warnings(cells: Sequence[CellSummary], several: bool) -> Iterator[Renderabl
         mark = "few" if code == TOO_FEW else "warn"
         where = which(len(found), len(cells), found[0][0], several)
         said = Text.assemble((code, "bold"), f" ({where}): {found[0][1]}")
-        yield _hanging(Text(MARK_TEXT[mark], style=MARK_STYLE[mark]), said)
+        yield hanging(Text(MARK_TEXT[mark], style=MARK_STYLE[mark]), said)

@@ -22,6 +22,7 @@ from pdbench.errors import PdbenchError, Unreachable, UsageError
 from pdbench.probe.discover import notes
 from pdbench.recipe import TargetFlags, chosen
 from pdbench.run import Run
+from pdbench.sweep.origin import origin
 from pdbench.sweep.plan import Plan, plan_of
 from pdbench.testbed.launch import TestbedError, running
 from pdbench.testbed.settings import MODES, Settings
@@ -93,6 +94,7 @@ def new_run(out: Path | None, deployments: list[Deployment], plan: Plan) -> Run:
             "command": _command_line(),
             "simulated": any(deployment.simulated for deployment in deployments),
             "host": {"python": platform.python_version(), "platform": platform.platform(), "cpus": os.cpu_count()},
+            **origin(),
             "deployments": [deployment.document() for deployment in deployments],
             "plan": plan.document(),
             "notes": [note for deployment in deployments for note in notes(deployment)],

@@ -1,0 +1,83 @@
+"""The story of a comparison: which cells, what forbids it, how sure each change is, what explains it, the gate."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from pdbench.report.compare.explain import Part, Told, causes, differing_facts, parts_of_change
+from pdbench.report.compare.gate import WATCHED, Change, Rules, changes, validity_change
+from pdbench.report.compare.pairs import PairedCell, paired_cells
+from pdbench.report.compare.refusals import Refusal, refusals
+from pdbench.report.compare.sides import Side
+
+FAILED, PASSED, UNDECIDED, REFUSED, MEANINGLESS = "failed", "passed", "undecided", "refused", "meaningless"
+
+
+@dataclass(frozen=True, slots=True)
+class CellChange:
+    """What changed in one cell. `gates` are judged together with those of all cells, `watched` likewise."""
+
+    cell: PairedCell
+    gates: tuple[Change, ...]
+    watched: tuple[Change, ...]
+    parts: tuple[Part, ...]  # of the change of the mean TTFT
+    causes: tuple[str, ...]  # named on one side only
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """NEW against BASE."""
+
+    base: Side
+    new: Side
+    rules: Rules
+    cells: tuple[CellChange, ...]
+    not_compared: tuple[str, ...]
+    refused: tuple[Refusal, ...]
+    differs: tuple[Told, ...]  # versions and facts that are not the same on both sides
+    status: str
+
+    @property
+    def gates(self) -> list[tuple[CellChange, Change]]:
+        return [(cell, change) for cell in self.cells for change in cell.gates]
+
+    @property
+    def simulated(self) -> bool:
+        return self.base.simulated or self.new.simulated
+
+    def count(self, status: str) -> int:
+        return sum(change.gate == status for _, change in self.gates)
+
+
+def compare(base: Side, new: Side, rules: Rules) -> Comparison:
+    """Judge NEW against BASE. What forbids the comparison is in `refused`, and then nothing else is judged."""
+    paired, only = paired_cells(base, new)
+    forbidden = refusals(base, new, paired, rules.gates)
+    differs = tuple(differing_facts(base, new))
+    if forbidden:
+        return Comparison(base, new, rules, (), tuple(only), tuple(forbidden), differs, REFUSED)
+    gates = changes(paired, rules.gates, rules, gated=True)
+    watched = changes(paired, [name for name in WATCHED if name not in rules.gates], rules, gated=False)
+    cells, without = [], []
+    for cell, judged, seen in zip(paired, gates, watched, strict=True):
+        lost = validity_change(cell, len(paired), rules)
+        if not cell.pairs:
+            without.append(f"{cell.name}: {cell.why_not}")
+        all_gates = (*([lost] if lost else []), *judged)
+        cells.append(
+            CellChange(cell, all_gates, tuple(seen), tuple(parts_of_change(cell)), tuple(causes(cell, base, new)))
+        )
+    return Comparison(base, new, rules, tuple(cells), tuple([*without, *only]), (), differs, _status(cells))
+
+
+def _status(cells: Sequence[CellChange]) -> str:
+    """Of all gates together. A cell that NEW alone has void is undecided at best, never passed; what BASE could not
+    hold itself is no gate."""
+    found = {change.gate for cell in cells for change in cell.gates}
+    if not any(cell.cell.pairs for cell in cells):
+        return MEANINGLESS
+    if FAILED in found:
+        return FAILED
+    lost = any(not cell.cell.pairs and cell.cell.void_base < cell.cell.planned for cell in cells)
+    return UNDECIDED if UNDECIDED in found or lost else PASSED

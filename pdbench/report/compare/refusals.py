@@ -1,0 +1,170 @@
+"""What makes a comparison mean nothing, each with why and the next step. One refusal is enough."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from pdbench.report import wording
+from pdbench.report.compare.pairs import PairedCell, figure
+from pdbench.report.compare.sides import Side
+from pdbench.report.wording import CellSummary, clean
+
+# Parts of a plan that change no load. Whatever else two plans both state must be equal.
+HARMLESS = {"cells", "repeats", "seed", "prompt_seed", "sample_interval_s", "timeout_s", "goodput_ms", "max_model_len"}
+FLAGS = {
+    "arrivals": "--arrivals",
+    "burstiness": "--burstiness",
+    "num_prompts": "--num-prompts",
+    "duration_s": "--duration",
+    "endpoint": "--endpoint",
+    "vocab_size": "--vocab-size",
+}
+WHY = {
+    "num_prompts": "a queue needs time to build, so a shorter run looks faster",
+    "duration_s": "a queue needs time to build, so a shorter run looks faster",
+    "arrivals": "other arrivals make other queues",
+    "burstiness": "other arrivals make other queues",
+    "ignore_eos": "answers of other lengths are other work",
+    "endpoint": "chat adds a template and its tokenising",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """One sentence with the cause, and what to do next."""
+
+    why: str
+    next_step: str
+
+
+def refusals(base: Side, new: Side, cells: Sequence[PairedCell], gates: Sequence[str]) -> list[Refusal]:
+    """Everything that forbids comparing these two; empty where nothing does."""
+    if base.simulated != new.simulated:
+        real, bed = (new, base) if base.simulated else (base, new)
+        why = (
+            f"{bed.role} is SIMULATED and {real.role} is a real deployment: the testbed's figures are no one's hardware"
+        )
+        return [Refusal(f"{why}.", "Compare simulated runs with simulated ones, real ones with real ones.")]
+    found = [*_plans(base, new), *_definitions(base, new)]
+    if not cells:
+        return found or [_no_common_cell(base, new)]
+    if not found and not any(cell.planned for cell in cells):
+        return [_seeds(base, new)]
+    if (
+        not found
+        and any(cell.pairs for cell in cells)
+        and not any(_has(cell, gate) for cell in cells for gate in gates)
+    ):
+        names = ", ".join(gates)
+        return [
+            Refusal(
+                f"none of the gated metrics ({names}) was measured, with requests enough to carry it, on both sides.",
+                "Gate metrics that both summaries hold: --gate",
+            )
+        ]
+    return found
+
+
+def _plans(base: Side, new: Side) -> Iterator[Refusal]:
+    """What was asked of the servers differs."""
+    differing = [
+        key
+        for key in base.plan
+        if key in new.plan and key not in HARMLESS and (base.plan[key] or None) != (new.plan[key] or None)
+    ]
+    if differing:
+        said = "; ".join(_differs(key, base, new) for key in differing)
+        flags = " ".join(
+            f"{FLAGS[key]} {_flag(base.plan[key])}" for key in differing if key in FLAGS and base.plan[key]
+        )
+        yield Refusal(
+            f"the two were not asked the same: {said}.",
+            f"Measure {new.role} as {base.role} was{': ' + flags if flags else ''}.",
+        )
+    elif base.plan.get("seed") is not None and base.plan.get("seed") != new.plan.get("seed", base.plan["seed"]):
+        yield _seeds(base, new)
+
+
+def _differs(key: str, base: Side, new: Side) -> str:
+    values = f"{key} {_shown(base.plan[key])} in {base.role}, {_shown(new.plan[key])} in {new.role}"
+    return f"{values} ({WHY[key]})" if key in WHY else values
+
+
+def _seeds(base: Side, new: Side) -> Refusal:
+    seeds = [clean(side.plan.get("seed", "unknown"), 30) for side in (base, new)]
+    told = f"seed {seeds[0]} in {base.role}, {seeds[1]} in {new.role}" if seeds[0] != seeds[1] else "no seed in common"
+    flag = f" --seed {seeds[0]}" if seeds[0] not in ("0", "unknown") else ""
+    return Refusal(
+        f"the arrivals differ ({told}): the wait for a slot depends on them more than on most regressions.",
+        f"Measure {new.role} with the arrivals of {base.role}: pdbench sweep{flag or ' without --seed'}",
+    )
+
+
+def _definitions(base: Side, new: Side) -> Iterator[Refusal]:
+    """Figures of other tools, and figures whose meaning is another one."""
+    tools = [clean(side.summary.get("imported_from") or "pdbench", 60) for side in (base, new)]
+    if tools[0] != tools[1]:
+        yield Refusal(
+            f"{base.role} was measured by {tools[0]}, {new.role} by {tools[1]}: they define TTFT, TPOT and ITL in "
+            "their own ways.",
+            "Measure both sides with one tool.",
+        )
+
+
+def _no_common_cell(base: Side, new: Side) -> Refusal:
+    loops = [{wording.loop(cell) for cell in side.cells} for side in (base, new)]
+    if not (loops[0] & loops[1]) and all(loops):
+        kinds = [
+            f"{'closed' if kind == {'closed'} else 'open'} loop in {side.role}"
+            for kind, side in zip(loops, (base, new), strict=True)
+        ]
+        return Refusal(
+            f"{kinds[0]}, {kinds[1]}: a closed loop sends less where servers slow down, so the two answer different "
+            "questions.",
+            f"Measure {new.role} as {base.role} was: {'--max-concurrency' if loops[0] == {'closed'} else '--rates'}",
+        )
+    asked = [
+        ("requests/s asked", "request_rate", "--rates"),
+        ("streams", "max_concurrency", "--max-concurrency"),
+        ("prompt tokens", "prompt_len", "--prompt-lens"),
+        ("output tokens", "output_len", "--output-len"),
+    ]
+    said, flags = [], []
+    for name, key, flag in asked:
+        olds, news = _values(base.cells, key), _values(new.cells, key)
+        if olds and news and not set(olds) & set(news):
+            said.append(f"{name} {_list(olds)} in {base.role}, {_list(news)} in {new.role}")
+            flags.append(f"{flag} {','.join(f'{value:g}' for value in olds)}")
+    if not said and not set(base.targets) & set(new.targets):
+        named = [f"{', '.join(side.targets) or 'none'} in {side.role}" for side in (base, new)]
+        said = [f"targets {', '.join(named)}"]
+    return Refusal(
+        f"no cell in common: {clean('; '.join(said) or 'each place of the grid is in one of them only', 400)}.",
+        f"Measure {new.role} as {base.role} was{': ' + ' '.join(flags) if flags else ''}.",
+    )
+
+
+def _values(cells: Sequence[CellSummary], key: str) -> list[float]:
+    return sorted({float(cell[key]) for cell in cells if isinstance(cell.get(key), int | float)})
+
+
+def _list(values: Sequence[float]) -> str:
+    return ", ".join(wording.short(value) for value in values)
+
+
+def _has(cell: PairedCell, gate: str) -> bool:
+    return any(figure(a, gate) is not None and figure(b, gate) is not None for a, b in cell.pairs)
+
+
+def _shown(value: Any) -> str:
+    if value is None or value in ([], (), {}):
+        return "none"
+    if isinstance(value, Mapping | list | tuple):
+        return clean(value, 80)
+    return clean(f"{value:g}" if isinstance(value, float) else value, 80)
+
+
+def _flag(value: Any) -> str:
+    return f"{value:g}" if isinstance(value, float) else clean(value, 40)

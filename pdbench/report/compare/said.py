@@ -1,0 +1,224 @@
+"""A comparison in words and numbers, the same in every view: metric names, signed shares, the verdict."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from pdbench.report import wording
+from pdbench.report.compare.comparison import (
+    FAILED,
+    MEANINGLESS,
+    REFUSED,
+    UNDECIDED,
+    CellChange,
+    Comparison,
+)
+from pdbench.report.compare.evidence import PAIRS_FOR_PERMUTATION, PAIRS_FOR_T
+from pdbench.report.compare.explain import leading_parts, measured_apart
+from pdbench.report.compare.gate import VALIDITY, Change, higher_is_better
+from pdbench.report.wording import clean, number, part_name
+
+_STATISTICS = {"mean": "mean ", "median": "median ", "p50": "p50 ", "p90": "p90 ", "p99": "p99 "}
+_METRICS = {"ttft": "TTFT", "tpot": "TPOT", "itl": "ITL", "e2el": "E2EL"}
+_NAMES = {
+    "request_throughput": ("throughput", "req/s"),
+    "output_throughput": ("output", "tokens/s"),
+    "total_token_throughput": ("all tokens", "tokens/s"),
+    "request_goodput": ("goodput", "req/s"),
+    "waiting_mean": ("waiting", "requests"),
+    VALIDITY: ("validity", "void"),
+}
+NAMED_GATES = 3
+
+
+def metric_name(metric: str) -> str:
+    """`mean TTFT`, `throughput`, `post`; a key that is not known stays as it is."""
+    if metric in _NAMES:
+        return _NAMES[metric][0]
+    if metric.startswith("ttft_split_ms."):
+        return part_name(metric.partition(".")[2])
+    statistic, _, rest = metric.removesuffix("_ms").partition("_")
+    return (
+        f"{_STATISTICS[statistic]}{_METRICS[rest]}" if statistic in _STATISTICS and rest in _METRICS else clean(metric)
+    )
+
+
+def unit(metric: str) -> str:
+    return _NAMES[metric][1] if metric in _NAMES else "ms" if "_ms" in metric else ""
+
+
+def signed(share: float | None) -> str:
+    """`+13%`, `-1.2%`; a change of more than ten times is a factor."""
+    if share is None:
+        return wording.NOT_MEASURED
+    if share >= 9:
+        return f"x{1 + share:,.0f}"
+    text = f"{share * 100:+.0f}%" if abs(share) >= 0.0995 else f"{share * 100:+.1f}%"
+    return text.replace("-0.0%", "+0.0%")
+
+
+def signed_ms(value: float) -> str:
+    text = wording.tenths(abs(value))
+    return f"{'-' if value < 0 and text != '0.0' else '+'}{text}"
+
+
+def span(change: Change) -> str:
+    """The interval: `+9.1% to +17%`; empty where too few repeats give none."""
+    return "" if change.low is None or change.high is None else f"{signed(change.low)} to {signed(change.high)}"
+
+
+def change_sentence(change: Change) -> str:
+    """`mean TTFT 160 -> 182 ms, +13% (+9.1% to +17%)`."""
+    if change.metric == VALIDITY:
+        return change.note
+    said = f"{metric_name(change.metric)} {number(change.base)} -> {number(change.new)} {unit(change.metric)}".rstrip()
+    return f"{said}, {signed(change.change)}{f' ({span(change)})' if span(change) else ''}"
+
+
+def verdict(comparison: Comparison) -> str:
+    """One or two sentences: what the gate says, the change that tells most, and what explains it."""
+    status, base, new = comparison.status, comparison.base.role, comparison.new.role
+    if status == REFUSED:
+        more = len(comparison.refused) - 1
+        return f"Not compared: {comparison.refused[0].why}{f' And {more} more.' if more else ''}"
+    if status == MEANINGLESS:
+        said = comparison.not_compared[0] if comparison.not_compared else "nothing was measured"
+        return f"Nothing to compare: no cell is valid on both sides; {said}."
+    if status == FAILED:
+        failed = sorted(
+            ((cell, change) for cell, change in comparison.gates if change.gate == FAILED),
+            key=lambda pair: -loss(pair[1]),
+        )
+        cell, change = failed[0]
+        more = len(failed) - 1
+        others = f"; {wording.counted(more, 'more gate')} failed" if more else ""
+        lost = f"{new} lost a cell that {base} holds" if change.metric == VALIDITY else f"{new} is worse than {base}"
+        return f"{lost}: {cell.cell.name}: {change_sentence(change)}{others}.{_because(cell)}"
+    improved = _improved(comparison)
+    if status == UNDECIDED:
+        return f"{improved}{_undecided(comparison)}"
+    effect = f"{comparison.rules.effect:.0%}"
+    gates = wording.counted(len(comparison.gates), "gate")
+    return f"{improved}{gates} passed: no change for the worse of {effect} or more."
+
+
+def loss(change: Change) -> float:
+    """The share by which a change is for the worse."""
+    if change.change is None:
+        return (change.new or 0.0) - (change.base or 0.0) if change.metric == VALIDITY else 0.0
+    return -change.change if higher_is_better(change.metric) else change.change
+
+
+def _improved(comparison: Comparison) -> str:
+    better = [(cell, change) for cell, change in comparison.gates if change.evidence == "improved"]
+    telling = [pair for pair in better if -loss(pair[1]) >= comparison.rules.effect]
+    if not telling:
+        return ""
+    cell, change = min(telling, key=lambda pair: loss(pair[1]))
+    more = len(telling) - 1
+    others = f", and {wording.counted(more, 'more gate')}" if more else ""
+    better_by = f"{cell.cell.name}: {change_sentence(change)}{others}.{_because(cell)} "
+    if change.metric == VALIDITY:
+        return f"{comparison.new.role} holds a cell that {comparison.base.role} does not: {better_by}"
+    return f"{comparison.new.role} is better than {comparison.base.role}: {better_by}"
+
+
+def _because(cell: CellChange) -> str:
+    """The parts of TTFT that carry its change, where that is more than noise."""
+    total = sum(part.change_ms for part in cell.parts)
+    leading = [part for part in leading_parts(cell.parts) if part.sure]
+    if not leading:
+        return ""
+    told = ", ".join(f"{part_name(part.name)} {signed_ms(part.change_ms)}" for part in leading[:NAMED_GATES])
+    return f" Of {signed_ms(total)} ms of TTFT: {told}."
+
+
+def _undecided(comparison: Comparison) -> str:
+    open_gates = [(cell, change) for cell, change in comparison.gates if change.gate == UNDECIDED]
+    few = [change for _, change in open_gates if change.evidence == "too few"]
+    if few and len(few) == len(comparison.gates):
+        pairs = min(change.pairs for change in few)
+        return (
+            f"Too few repeats to decide: {wording.counted(pairs, 'pair')}, a gate needs {PAIRS_FOR_T} "
+            f"(from {PAIRS_FOR_PERMUTATION} on it is sharper)."
+        )
+    said = []
+    if open_gates:
+        total = len(comparison.gates)
+        said.append(
+            f"{len(open_gates)} of {wording.counted(total, 'gate')} {'is' if len(open_gates) == 1 else 'are'} undecided"
+        )
+        more = [change.more_repeats for _, change in open_gates]
+        known = [count for count in more if count is not None]
+        if known:
+            said.append(f"the widest needs {wording.counted(max(known), 'more repeat')}")
+        if len(known) < len(more):
+            said.append(
+                f"{len(more) - len(known)} too noisy for any sensible number"
+                if known
+                else "no sensible number of repeats would decide"
+            )
+    if lost := [cell for cell in comparison.cells if not cell.cell.pairs and cell.cell.void_base < cell.cell.planned]:
+        said.append(
+            f"{wording.counted(len(lost), 'cell')} cannot be compared ({lost[0].cell.name}: {lost[0].cell.why_not})"
+        )
+    return f"{_capital('; '.join(said))}."
+
+
+def why_undecided(change: Change) -> str:
+    """What an undecided gate lacks."""
+    if change.evidence == "not measured":
+        return change.note
+    if change.more_repeats is not None:
+        return f"needs {wording.counted(change.more_repeats, 'more repeat')}"
+    return "no sensible number of repeats would decide"
+
+
+def _capital(text: str) -> str:
+    return text[:1].upper() + text[1:]
+
+
+def next_step(comparison: Comparison) -> str:
+    """What to type or do next; empty where nothing is left to do."""
+    if comparison.refused:
+        return comparison.refused[0].next_step
+    more = [change.more_repeats for _, change in comparison.gates if change.gate == UNDECIDED and change.more_repeats]
+    if comparison.status == UNDECIDED and more:
+        have = min((cell.cell.planned for cell in comparison.cells), default=0)
+        wanted = max(have + max(more), PAIRS_FOR_PERMUTATION)
+        return (
+            f"Measure both sides with --repeats {wanted}; a run directory goes on: "
+            f"pdbench sweep --resume RUN --repeats {wanted}"
+        )
+    return ""
+
+
+def remarks(comparison: Comparison) -> Iterator[str]:
+    """What to keep in mind: sessions apart, repeats left out, what could not be compared."""
+    if comparison.refused:
+        return
+    if apart := measured_apart(comparison.base, comparison.new):
+        yield (
+            f"measured {apart} apart: whatever else changed in between counts as a change too. "
+            "Two targets in one sweep (--target a=... --target b=...) take turns."
+        )
+    uneven = [cell.cell for cell in comparison.cells if cell.cell.pairs and cell.cell.void_base + cell.cell.void_new]
+    for cell in uneven:
+        yield (
+            f"{cell.name}: {len(cell.pairs)} of {cell.planned} pairs are valid "
+            f"({cell.void_base} void in {comparison.base.role}, {cell.void_new} in {comparison.new.role})"
+        )
+    yield from comparison.not_compared
+
+
+def method(comparison: Comparison) -> str:
+    """How it was decided, in one sentence."""
+    pairs = [change.pairs for _, change in comparison.gates if change.low is not None]
+    if not pairs:
+        return ""
+    family = wording.counted(sum(change.low is not None for _, change in comparison.gates), "change")
+    test = "exact sign flips, largest change of all" if min(pairs) >= PAIRS_FOR_PERMUTATION else "paired t, Bonferroni"
+    count = f"{min(pairs)}" if min(pairs) == max(pairs) else f"{min(pairs)} to {max(pairs)}"
+    level = f"{1 - comparison.rules.alpha:.0%}"
+    effect = f"{comparison.rules.effect:.0%}"
+    return f"{level} interval for all {family} together, from {count} paired repeats ({test}); gate at {effect}"
