@@ -84,10 +84,14 @@ def conclude(run: Run) -> dict[str, Any]:
         from pdbench.report.transfer import shown
 
         return shown.conclude(run)
+
+    from pdbench.report.compare.between import between_targets, leading
     from pdbench.report.html import render_html
     from pdbench.report.summary import summarise
 
     summary = summarise(run)
+    if (difference := between_targets(summary, run.path)) is not None:
+        summary = leading(summary, difference)
     run.write_json("summary.json", summary)
     run.write_text("report.html", render_html(summary, run))
     return summary

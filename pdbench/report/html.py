@@ -19,9 +19,11 @@ from pdbench.report import (
     time_figures,
     wording,
 )
+from pdbench.report.compare.between import between_targets
+from pdbench.report.compare.html import difference as target_difference
 from pdbench.report.figures import Figure
 from pdbench.report.markup import Child, Markup, tag
-from pdbench.report.page import missing, page, placed, section
+from pdbench.report.page import missing, page, part, placed, section
 from pdbench.report.wording import CellSummary, Summary, clean, place, verdict_mark
 from pdbench.run import Run
 
@@ -36,12 +38,14 @@ def render_html(summary: Summary, run: Run) -> str:
     summary = wording.for_readers(summary)
     drawn: list[Figure] = []
     body = [tag("h2", "Verdict", id="verdict", class_="seen-by-few"), *_verdict(summary, run)]
+    difference = between_targets(summary, run.path)
+    body += target_difference(difference) if difference is not None else []
     body += [section(identity, title, parts) for identity, title, parts in _sections(summary, run, drawn)]
     name = _name(summary, run)
     simulated = "SIMULATED \u00b7 " if summary.get("simulated") else ""
     day = (measured.moment(summary.get("created_unix_s")) or "")[:10]
     title = " \u00b7 ".join(filter(None, [f"{simulated}pdbench", name, day]))
-    return page(title, name, _subtitle(summary), body, drawn)
+    return page(title, name, _subtitle(summary), body, drawn, part("compare.css") if difference is not None else "")
 
 
 def _sections(summary: Summary, run: Run, drawn: list[Figure]) -> list[tuple[str, str, list[Child]]]:

@@ -22,8 +22,9 @@ def page(
     subtitle: str,
     body: Sequence[Child],
     drawn: Sequence[Figure] = (),
+    style: str = "",
 ) -> str:
-    """A whole document. `drawn` are the figures that `placed` put into `body`;"""
+    """A whole document. `drawn` are the figures that `placed` put into `body`; `style` is what one view adds."""
     head = tag(
         "head",
         tag("meta", charset="utf-8"),
@@ -31,7 +32,7 @@ def page(
         tag("meta", name="viewport", content="width=device-width, initial-scale=1"),
         tag("meta", name="color-scheme", content="light dark"),
         tag("title", title),
-        tag("style", Markup(part("page.css"))),
+        tag("style", Markup(part("page.css") + style)),
     )
     top = tag(
         "header", tag("h1", tag("span", "pdbench", class_="brand"), " ", heading), tag("p", subtitle, class_="note")

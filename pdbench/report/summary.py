@@ -26,10 +26,10 @@ from pdbench.report.cell import Measured, Part, measured
 from pdbench.report.client_health import stamps_note
 from pdbench.report.demand import Slots, slots_of
 from pdbench.report.diagnosis import diagnose
+from pdbench.report.facts import facts
 from pdbench.report.imports.told import told_cells
 from pdbench.report.legs import add_proxy_costs, legs_ms, traffic_of
 from pdbench.report.prefix import fewer_hits, prefix_cache
-from pdbench.report.facts import facts
 from pdbench.report.split import Split, split_of
 from pdbench.report.validity import Finding, findings, is_void, merged
 from pdbench.report.verdict import cell_verdict, run_verdict

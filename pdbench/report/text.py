@@ -90,8 +90,18 @@ def final_table(summary: Summary, width: int) -> RenderableType:
         parts += [*_blank(parts), *_numbers(summary, cells, first, meant, width), *part_lines(cells, several, width)]
         parts += [*_split(cells, first, several, width), *leg_lines(cells, several)]
         parts += [*_notes(cells, several), *_warnings(cells, several)]
+        parts += _difference(summary, width) if several else []
     simulated = ("SIMULATED. ", "bold magenta") if summary.get("simulated") else ""
     return Group(*parts, *_blank(parts), Text.assemble(simulated, (said, "bold")))
+
+
+def _difference(summary: Summary, width: int) -> list[RenderableType]:
+    """The two targets of the run against each other, last before the verdict that it leads."""
+    from pdbench.report.compare.between import between_targets
+    from pdbench.report.compare.text import difference
+
+    comparison = between_targets(summary)
+    return difference(comparison, width) if comparison is not None else []
 
 
 def _blank(before: Sequence[RenderableType]) -> list[RenderableType]:

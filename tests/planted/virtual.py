@@ -281,7 +281,7 @@ async def _measure(
         if sabotage.dies:
             url = next(url for url, server in net.servers.items() if server.place.name == sabotage.dies)
             asyncio.get_running_loop().call_later(sabotage.dies_s, net.dead.add, url)
-        with mock.patch("pdbench.sweep.cell.open_client", open_client):
+        with mock.patch("pdbench.sweep.drive.open_client", open_client):
             async with sampler.over(run.live_path("metrics", cell.cell, repeat)):
                 rows: list[RequestRow] = []
                 job = Job(deployment, plan, cell, repeat, run_tag(run))

@@ -21,11 +21,11 @@ def document(comparisons: Sequence[Comparison]) -> dict[str, Any]:
         "schema": SCHEMA,
         "simulated": any(comparison.simulated for comparison in comparisons),
         "status": min((comparison.status for comparison in comparisons), key=ranked.index),
-        "comparisons": [_comparison(comparison) for comparison in comparisons],
+        "comparisons": [comparison_document(comparison) for comparison in comparisons],
     }
 
 
-def _comparison(comparison: Comparison) -> dict[str, Any]:
+def comparison_document(comparison: Comparison) -> dict[str, Any]:
     rules = comparison.rules
     return {
         "base": _side(comparison.base),

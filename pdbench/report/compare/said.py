@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from pdbench.report import wording
 from pdbench.report.compare.comparison import (
@@ -77,7 +77,7 @@ def change_sentence(change: Change) -> str:
 
 def verdict(comparison: Comparison) -> str:
     """One or two sentences: what the gate says, the change that tells most, and what explains it."""
-    status, base, new = comparison.status, comparison.base.role, comparison.new.role
+    status = comparison.status
     if status == REFUSED:
         more = len(comparison.refused) - 1
         return f"Not compared: {comparison.refused[0].why}{f' And {more} more.' if more else ''}"
@@ -85,15 +85,8 @@ def verdict(comparison: Comparison) -> str:
         said = comparison.not_compared[0] if comparison.not_compared else "nothing was measured"
         return f"Nothing to compare: no cell is valid on both sides; {said}."
     if status == FAILED:
-        failed = sorted(
-            ((cell, change) for cell, change in comparison.gates if change.gate == FAILED),
-            key=lambda pair: -loss(pair[1]),
-        )
-        cell, change = failed[0]
-        more = len(failed) - 1
-        others = f"; {wording.counted(more, 'more gate')} failed" if more else ""
-        lost = f"{new} lost a cell that {base} holds" if change.metric == VALIDITY else f"{new} is worse than {base}"
-        return f"{lost}: {cell.cell.name}: {change_sentence(change)}{others}.{_because(cell)}"
+        failed = [(cell, change) for cell, change in comparison.gates if change.gate == FAILED]
+        return _most_telling(comparison, sorted(failed, key=lambda pair: -loss(pair[1])), "worse").strip()
     improved = _improved(comparison)
     if status == UNDECIDED:
         return f"{improved}{_undecided(comparison)}"
@@ -112,15 +105,33 @@ def loss(change: Change) -> float:
 def _improved(comparison: Comparison) -> str:
     better = [(cell, change) for cell, change in comparison.gates if change.evidence == "improved"]
     telling = [pair for pair in better if -loss(pair[1]) >= comparison.rules.effect]
-    if not telling:
+    return _most_telling(comparison, sorted(telling, key=lambda pair: loss(pair[1])), "better")
+
+
+def _most_telling(comparison: Comparison, ranked: Sequence[tuple[CellChange, Change]], which: str) -> str:
+    """The first of these changes in full, how many more there are, and what explains it; empty without any."""
+    if not ranked:
         return ""
-    cell, change = min(telling, key=lambda pair: loss(pair[1]))
-    more = len(telling) - 1
-    others = f", and {wording.counted(more, 'more gate')}" if more else ""
-    better_by = f"{cell.cell.name}: {change_sentence(change)}{others}.{_because(cell)} "
+    cell, change = ranked[0]
+    more = f"; {wording.counted(len(ranked) - 1, 'more gate')} {which}" if len(ranked) > 1 else ""
+    base, new = clean(comparison.base.role, 40), clean(comparison.new.role, 40)
     if change.metric == VALIDITY:
-        return f"{comparison.new.role} holds a cell that {comparison.base.role} does not: {better_by}"
-    return f"{comparison.new.role} is better than {comparison.base.role}: {better_by}"
+        holds, not_held = (new, base) if which == "better" else (base, new)
+        return f"{not_held} does not hold a cell that {holds} holds: {cell.cell.name}: {lost_sentence(cell)}{more}. "
+    return f"{new} is {which} than {base}: {cell.cell.name}: {change_sentence(change)}{more}.{_because(cell)} "
+
+
+def lost_sentence(cell: CellChange) -> str:
+    """How often each side is void, and what its cell's verdict says of it."""
+    paired = cell.cell
+    worse = paired.void_new > paired.void_base
+    voids = (paired.void_base, paired.void_new)
+    why = wording.cell_sentence(paired.new if worse else paired.base).partition(";")[0].rstrip(".")
+    why = why[:1].lower() + why[1:] if why else ", ".join(paired.codes[worse])
+    return (
+        f"{paired.roles[worse]} void in {voids[worse]} of {wording.counted(paired.planned, 'repeat')} ({why}), "
+        f"{paired.roles[not worse]} in {voids[not worse]}"
+    )
 
 
 def _because(cell: CellChange) -> str:
@@ -138,30 +149,24 @@ def _undecided(comparison: Comparison) -> str:
     few = [change for _, change in open_gates if change.evidence == "too few"]
     if few and len(few) == len(comparison.gates):
         pairs = min(change.pairs for change in few)
+        cell, change = max(open_gates, key=lambda pair: abs(pair[1].change or 0.0))
         return (
-            f"Too few repeats to decide: {wording.counted(pairs, 'pair')}, a gate needs {PAIRS_FOR_T} "
-            f"(from {PAIRS_FOR_PERMUTATION} on it is sharper)."
+            f"Too few repeats to decide: {wording.counted(pairs, 'pair')}, a gate needs {PAIRS_FOR_T} (from "
+            f"{PAIRS_FOR_PERMUTATION} on it is sharper). Largest difference so far: {cell.cell.name}: "
+            f"{change_sentence(change)}."
         )
     said = []
     if open_gates:
-        total = len(comparison.gates)
-        said.append(
-            f"{len(open_gates)} of {wording.counted(total, 'gate')} {'is' if len(open_gates) == 1 else 'are'} undecided"
-        )
-        more = [change.more_repeats for _, change in open_gates]
-        known = [count for count in more if count is not None]
+        are = "is" if len(open_gates) == 1 else "are"
+        said.append(f"{len(open_gates)} of {wording.counted(len(comparison.gates), 'gate')} {are} undecided")
+        known = [change.more_repeats for _, change in open_gates if change.more_repeats is not None]
         if known:
             said.append(f"the widest needs {wording.counted(max(known), 'more repeat')}")
-        if len(known) < len(more):
-            said.append(
-                f"{len(more) - len(known)} too noisy for any sensible number"
-                if known
-                else "no sensible number of repeats would decide"
-            )
+        if hopeless := len(open_gates) - len(known):
+            said.append(f"for {hopeless} no sensible number of repeats would do")
     if lost := [cell for cell in comparison.cells if not cell.cell.pairs and cell.cell.void_base < cell.cell.planned]:
-        said.append(
-            f"{wording.counted(len(lost), 'cell')} cannot be compared ({lost[0].cell.name}: {lost[0].cell.why_not})"
-        )
+        where = f"{lost[0].cell.name}: {lost[0].cell.why_not}"
+        said.append(f"{wording.counted(len(lost), 'cell')} cannot be compared ({where})")
     return f"{_capital('; '.join(said))}."
 
 

@@ -44,6 +44,11 @@ def comparison_text(comparison: Comparison, width: int) -> RenderableType:
     return Group(*parts)
 
 
+def difference(comparison: Comparison, width: int) -> list[RenderableType]:
+    """What a sweep of two targets says of them: the part of a comparison between its sides and its verdict."""
+    return [Text(), *_facts(comparison), *_table(comparison, width), *_explained(comparison)]
+
+
 def _sides(comparison: Comparison) -> Iterator[RenderableType]:
     if comparison.simulated:
         yield Text("SIMULATED: these numbers come from the practice testbed, not from an engine.", style="bold magenta")
@@ -51,6 +56,10 @@ def _sides(comparison: Comparison) -> Iterator[RenderableType]:
         where = clean(side.path, 200) if side.target is None else f"target of {clean(side.path, 200)}"
         line = " \N{MIDDLE DOT} ".join(filter(None, [where, measured_on(side)]))
         yield hanging(Text(clean(side.role, 12), style="bold"), Text(line))
+    yield from _facts(comparison)
+
+
+def _facts(comparison: Comparison) -> Iterator[RenderableType]:
     told = comparison.differs
     if told:
         facts = "; ".join(f"{fact.name}: {fact.base} -> {fact.new}" for fact in told[:SPOKEN_FACTS])
