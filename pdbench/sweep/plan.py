@@ -88,10 +88,16 @@ class Plan:
         return int(np.random.SeedSequence([self.seed, repeat, *place]).generate_state(1, np.uint64)[0] >> 1)
 
     def prompt_seed_of(self, cell: Cell, repeat: int, attempt: int) -> int:
-        """Seed of one cell's prompts; another one when an interrupted cell is measured again."""
+        """Seed of one cell's prompts; another one when an interrupted cell is measured again.
+
+        Targets may share servers, where the second would find the first one's prompts cached. So each has its own,
+        unless the answers' real ends depend on what a prompt says.
+        """
         words = [self.cell_seed(cell, repeat), self.seed if self.prompt_seed is None else self.prompt_seed, attempt]
         if cell.drive != "proxy":  # the same servers: their caches must not know the prompts from the other drive
             words.append(zlib.crc32(cell.drive.encode()))
+        place = list(dict.fromkeys(each.target for each in self.cells)).index(cell.target)
+        words += [place] if place and self.ignore_eos else []
         return int(np.random.SeedSequence(words).generate_state(1, np.uint64)[0])
 
     def document(self) -> dict[str, Any]:

@@ -105,10 +105,17 @@ def new_run(out: Path | None, deployments: list[Deployment], plan: Plan) -> Run:
 def resumed(
     stack: contextlib.ExitStack, path: Path, flags: TargetFlags, load: Mapping[str, Any], out: Path | None
 ) -> tuple[Run, list[Deployment], Plan]:
-    """An unfinished run: plan and servers from run.json, credentials from the flags; a testbed is started anew."""
-    if out is not None or any(value not in (None, []) for value in load.values()):
-        raise UsageError("--resume goes on with the plan of the run: it takes no --out and no flags of the load.")
+    """An unfinished run, or one that gets more repeats: plan and servers from run.json, credentials from the flags; a
+    testbed is started anew."""
+    if out is not None or any(value not in (None, []) for name, value in load.items() if name != "repeats"):
+        raise UsageError(
+            "--resume goes on with the plan of the run: it takes --repeats, but no --out and no other flag of the load."
+        )
     run = Run.open(path)
+    if load["repeats"] is not None:
+        if load["repeats"] < (planned := run.document["plan"].get("repeats", 1)):
+            raise UsageError(f"{path} has {planned} repeats already: --repeats can only add some.")
+        run.document["plan"]["repeats"] = load["repeats"]
     deployments = [from_document(document) for document in run.document["deployments"]]
     practised = next((d for d in deployments if d.source.startswith(TESTBED)), None)
     if practised is not None:

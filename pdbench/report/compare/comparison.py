@@ -68,10 +68,10 @@ def compare(base: Side, new: Side, rules: Rules) -> Comparison:
         cells.append(
             CellChange(cell, all_gates, tuple(seen), tuple(parts_of_change(cell)), tuple(causes(cell, base, new)))
         )
-    return Comparison(base, new, rules, tuple(cells), tuple([*without, *only]), (), differs, _status(cells))
+    return Comparison(base, new, rules, tuple(cells), tuple([*without, *only]), (), differs, status_of(cells))
 
 
-def _status(cells: Sequence[CellChange]) -> str:
+def status_of(cells: Sequence[CellChange]) -> str:
     """Of all gates together. A cell that NEW alone has void is undecided at best, never passed; what BASE could not
     hold itself is no gate."""
     found = {change.gate for cell in cells for change in cell.gates}

@@ -24,7 +24,7 @@ ALPHA = 0.05  # two-sided, of the whole family
 PAIRS_FOR_T = 5
 PAIRS_FOR_PERMUTATION = 8
 ALL_PATTERNS_UP_TO = 12  # pairs: 2,048 patterns of signs; beyond, as many are drawn
-SMALLEST = 1e-5  # differences below a thousandth of a percent are rounding, not change
+SMALLEST = 1e-5  # a thousandth of a percent, added to both ends of an interval: rounding is no change
 STEPS = 30  # of the bisection for an end of an interval
 
 
@@ -53,7 +53,7 @@ def by_student(differences: Floats, alpha: float = ALPHA) -> list[Interval]:
     found = []
     for column in differences.T:
         values = column[np.isfinite(column)]
-        reach = critical_t(len(values), differences.shape[1], alpha) * _standard_error(values)
+        reach = critical_t(len(values), differences.shape[1], alpha) * _standard_error(values) + SMALLEST
         found.append((float(values.mean() - reach), float(values.mean() + reach)))
     return found
 
@@ -138,12 +138,12 @@ def _inverted(column: _Flipped, others: Floats, alpha: float) -> Interval:
         for _ in range(STEPS):
             between = (low + high) / 2
             low, high = (low, between) if rejects(column.mean + side * between) else (between, high)
-        ends.append(column.mean + side * high)
+        ends.append(column.mean + side * (high + SMALLEST))
     return ends[0], ends[1]
 
 
 def _standard_error(values: Floats) -> float:
-    return math.sqrt(float(values.var(ddof=1)) / len(values) + SMALLEST**2)
+    return math.sqrt(float(values.var(ddof=1)) / len(values))
 
 
 def pairs_needed(reach: float, pairs: int, wanted: float, family: int, limit: int) -> int | None:

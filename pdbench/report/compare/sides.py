@@ -99,5 +99,5 @@ def two_targets(side: Side, between: Sequence[str]) -> tuple[Side, Side]:
         )
     if len(chosen) != 2 or chosen[0] == chosen[1]:
         raise UsageError(f"two targets are compared, {side.path} has: {shown}.", "Name them: --between A,B")
-    first, second = (Side(name, side.path, side.summary, side.document, name) for name in chosen)
+    first, second = (Side(clean(name, 40), side.path, side.summary, side.document, name) for name in chosen)
     return first, second
