@@ -9,6 +9,7 @@ from typing import Any
 from pdbench.report.compare import said
 from pdbench.report.compare.comparison import CellChange, Comparison
 from pdbench.report.compare.gate import Change
+from pdbench.report.compare.pairs import SHAPE
 from pdbench.report.compare.sides import Side
 
 SCHEMA = 1
@@ -56,17 +57,7 @@ def _side(side: Side) -> dict[str, Any]:
 
 def _cell(cell: CellChange) -> dict[str, Any]:
     paired = cell.cell
-    place = (
-        "target",
-        "loop",
-        "request_rate",
-        "max_concurrency",
-        "prompt_len",
-        "output_len",
-        "output_law",
-        "speed",
-        "class",
-    )
+    place = ("target", "loop", "request_rate", "max_concurrency", *SHAPE)
     return {
         **_known({key: paired.base.get(key) for key in place}),
         "name": paired.name,

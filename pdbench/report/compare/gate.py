@@ -50,8 +50,8 @@ SHORT = {
     "goodput": ("request_goodput",),
 }
 _KEY = re.compile(
-    r"(mean|median|p50|p90|p99)_(ttft|tpot|itl|e2el)_ms|(request|output|total_token)_throughput|request_goodput"
-    r"|waiting_mean|ttft_split_ms\.\w+"
+    r"(classes\.[^.]+\.)?((mean|median|p50|p90|p99)_(ttft|tpot|itl|e2el)_ms|(request|output|total_token)_throughput"
+    r"|request_goodput)|waiting_mean|ttft_split_ms\.\w+"
 )
 HIGHER_IS_BETTER = ("throughput", "goodput", "_gb_s")
 EFFECT = 0.05

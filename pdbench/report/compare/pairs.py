@@ -14,7 +14,8 @@ Repeat = Mapping[str, Any]
 Place = tuple[Any, ...]
 
 # What a cell asks for, beside its load: two cells that differ in one of these have no common measure.
-SHAPE = ("prompt_len", "output_len", "output_law", "speed", "class")
+SHAPE = ("prompt_len", "output_len", "output_law", "speed", "traffic", "drive")
+PLAIN = {"drive": "proxy"}  # what a key that is absent means
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +48,7 @@ class PairedCell:
 
 
 def place_of(cell: CellSummary, with_target: bool) -> Place:
-    shape = tuple(cell.get(key) or None for key in SHAPE)
+    shape = tuple(cell.get(key) or PLAIN.get(key) for key in SHAPE)
     return (str(cell.get("target", "")) if with_target else "", wording.loop(cell), wording.load(cell), *shape)
 
 

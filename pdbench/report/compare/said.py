@@ -35,6 +35,9 @@ def metric_name(metric: str) -> str:
     """`mean TTFT`, `throughput`, `post`; a key that is not known stays as it is."""
     if metric in _NAMES:
         return _NAMES[metric][0]
+    if metric.startswith("classes."):
+        _, name, own = metric.split(".", 2)
+        return f"{clean(name, 20)} {metric_name(own)}"
     if metric.startswith("ttft_split_ms."):
         return part_name(metric.partition(".")[2])
     statistic, _, rest = metric.removesuffix("_ms").partition("_")
@@ -44,7 +47,8 @@ def metric_name(metric: str) -> str:
 
 
 def unit(metric: str) -> str:
-    return _NAMES[metric][1] if metric in _NAMES else "ms" if "_ms" in metric else ""
+    own = metric.rpartition(".")[2]
+    return _NAMES[own][1] if own in _NAMES else "ms" if "_ms" in metric else ""
 
 
 def signed(share: float | None) -> str:
