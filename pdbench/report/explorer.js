@@ -11,6 +11,9 @@ const slo = pdbench.figures[index].layout.shapes || [];
 const STAGES = [
   ["sent", "waits in the client", "from when it was due to when it was sent", "--part-8"],
   ["connected", "connects", "until the connection is ready", "--part-0"],
+  ["prefill_sent", "until hop 1 is sent", "two-hop drive", "--part-0"],
+  ["prefill_done", "prefill leg", "hop 1, until prefill has answered", "--part-2"],
+  ["decode_sent", "between the hops", "until hop 2 is sent", "--part-7"],
   ["first_byte", "until the answer's head", "from the send to the first byte of the answer", "--part-1"],
   ["first_token", "until the first token", "from the head to the first generated output", "--part-2"],
   ["second_token", "until the second token", "a long one means that the first token came from prefill", "--part-3"],
@@ -69,8 +72,8 @@ function stages(request) {
   const found = [];
   for (const [stamp, name, meaning, colour] of STAGES) {
     const until = value(stamp, request);
-    // A connection may be ready before its request is due: then it is no stage.
-    if (!known(until) || (stamp === "connected" && until <= before)) continue;
+    // A connection may be ready before its request is due, and hop 1 leaves as the request does: then it is no stage.
+    if (!known(until) || (["connected", "prefill_sent"].includes(stamp) && until <= before)) continue;
     found.push([name, until - before, meaning, colour]);
     before = until;
   }

@@ -26,6 +26,9 @@ Event = dict[str, Any]
 STAGES = {
     "sent_s": "wait in the client",
     "connected_s": "connect",
+    "prefill_sent_s": "to hop 1",
+    "prefill_done_s": "prefill leg",
+    "decode_sent_s": "between the hops",
     "first_byte_s": "to the answer's head",
     "first_token_s": "to the first token",
     "second_token_s": "to the second token",
