@@ -29,8 +29,10 @@ BINS = 24
 MAX_ERROR_CHARS = 160
 NUMBERS = ("index", "repeat", "prompt_tokens", "output_tokens", "cached_tokens", "chunks", "turn")
 # The stamps of a request in the order in which they come; explorer.js names what lies before each.
-STAMPS = ("sent_s", "connected_s", "prefill_sent_s", "prefill_done_s", "decode_sent_s", "first_byte_s")
-STAMPS += ("first_token_s", "second_token_s", "last_token_s", "done_s")
+STAMPS = (
+    *("sent_s", "connected_s", "prefill_sent_s", "prefill_done_s", "decode_sent_s"),
+    *("first_byte_s", "first_token_s", "second_token_s", "last_token_s", "done_s"),
+)
 
 
 def explorer(

@@ -40,7 +40,7 @@ def measured(summary: Summary, document: Mapping[str, Any]) -> Markup:
     plan: Mapping[str, Any] = document.get("plan") or summary.get("plan") or {}
     parts: list[Child] = [definitions(_facts(summary, document, plan))]
     for deployment in document.get("deployments") or []:
-        parts.append(_servers(deployment))
+        parts.append(_servers(deployment) if deployment.get("servers") else None)
     if runs := document.get("cell_runs") or []:
         parts.append(_cell_runs(runs, _targets_of(summary, plan)))
     if notes := [clean(note) for note in document.get("notes") or []]:
