@@ -66,12 +66,11 @@ def batch(rng, load, n, tokens=128, step_s=0.007, per_stream_s=0.0005, base_s=BA
 def answers(sent, first, last, tokens=None):
     n = len(sent)
     full = np.full(n, 128.0) if tokens is None else tokens
-    return Answers(
-        status=np.full(n, "ok"), intended=sent, sent=sent, first=first, last=last, done=last, prompt_len=full,
-        output_len=full, prompt_tokens=full, output_tokens=full, cached_tokens=full, chunks=full,
-        request_class=np.full(n, "default"), turn=np.full(n, np.nan), shared_len=np.zeros(n),
-        gaps=tuple(np.array([]) for _ in range(n)), offsets=tuple(np.array([]) for _ in range(n)),
-    )  # fmt: skip
+    nothing = tuple(np.array([]) for _ in range(n))
+    known = dict.fromkeys(Answers.__slots__, np.full(n, np.nan))
+    known |= dict.fromkeys(("prompt_len", "output_len", "prompt_tokens", "output_tokens", "chunks"), full)
+    known |= {"status": np.full(n, "ok"), "request_class": np.full(n, "default"), "gaps": nothing, "offsets": nothing}
+    return Answers(**known | {"intended": sent, "sent": sent, "first": first, "last": last, "done": last})
 
 
 HEALTHY = [

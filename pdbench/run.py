@@ -64,6 +64,7 @@ class RequestRow:
     shared_len: int | None = None  # prompt tokens that an earlier request of the cell began with, as asked
     session: int | None = None
     turn: int | None = None  # of its session, from 1
+    reasoning_tokens: int | None = None  # of a turn's answer: the thinking trace, from usage or by its share of events
     worker: int | None = None  # which one sent it, where several processes did
     prefill_sent_s: float | None = None  # hop 1 of --drive two-hop
     prefill_done_s: float | None = None

@@ -46,7 +46,9 @@ class Answers:
     cached_tokens: Floats
     chunks: Floats
     request_class: NDArray[np.str_]
+    session: Floats
     turn: Floats  # of its session, from 1
+    reasoning_tokens: Floats  # of its answer
     shared_len: Floats  # prompt tokens that an earlier request of the cell began with
     second: Floats  # token
     prefill_sent: Floats  # hop 1 of a two-hop drive
@@ -154,7 +156,9 @@ def read_answers(requests: pandas.DataFrame, chunks: Mapping[str, Floats]) -> An
         cached_tokens=column("cached_tokens"),
         chunks=column("chunks"),
         request_class=rows["class"].to_numpy(dtype=str),
+        session=column("session"),
         turn=column("turn"),
+        reasoning_tokens=column("reasoning_tokens"),
         shared_len=column("shared_len"),
         second=column("second_token_s"),
         prefill_sent=column("prefill_sent_s"),

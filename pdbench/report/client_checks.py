@@ -14,6 +14,7 @@ from pdbench.report.client_health import client_saturated, connection_cost
 from pdbench.report.demand import slots_of
 from pdbench.report.finding import VOID, WARN, Finding
 from pdbench.report.statistics import needed_for
+from pdbench.report.thinking import thinking_dropped, thought_before
 
 FAILED_VOID_SHARE = 0.05
 MISMATCH_VOID_SHARE = 0.01
@@ -185,10 +186,10 @@ def _token_mismatch(cell: Measured) -> Iterator[Finding]:
     chat = cell.plan.get("endpoint") == "chat"
     asked_in, got_in = answers.prompt_len, answers.prompt_tokens
     slack = np.maximum(CHAT_PROMPT_TOKENS, CHAT_PROMPT_SHARE * asked_in) if chat else np.zeros(len(answers))
-    wrong_in = answers.ok & np.isfinite(got_in) & (np.abs(got_in - asked_in) > slack)
-    counted = np.isfinite(answers.output_tokens) & np.isfinite(
-        answers.output_len
-    )  # imported: what was asked is unknown
+    off = got_in - asked_in
+    wrong_in = answers.ok & np.isfinite(got_in) & ((off > slack) | (-off > slack + thought_before(answers)))
+    # Of an imported run what was asked is unknown.
+    counted = np.isfinite(answers.output_tokens) & np.isfinite(answers.output_len)
     wrong_out = answers.ok & counted & (answers.output_tokens != answers.output_len)
     if not cell.plan.get("ignore_eos", True):
         wrong_out &= answers.output_tokens > answers.output_len
@@ -232,5 +233,6 @@ CLIENT_CHECKS: tuple[Callable[[Measured], Iterator[Finding]], ...] = (
     _arrivals_off,
     _failed,
     _token_mismatch,
+    thinking_dropped,
     too_few,
 )

@@ -16,7 +16,9 @@ from hashlib import blake2s
 from typing import Any
 
 from pdbench.deployment import Deployment
+from pdbench.errors import UsageError
 from pdbench.run import RequestRow, Run
+from pdbench.sweep import sessions
 from pdbench.sweep.alarm import Alarm
 from pdbench.sweep.arrivals import Offsets
 from pdbench.sweep.client import Client, Request
@@ -29,6 +31,7 @@ from pdbench.sweep.prompts import ChatCalibration, prompt_source
 from pdbench.sweep.recorder import Recorder
 from pdbench.sweep.rows import CellContext
 from pdbench.sweep.schedule import Schedule, cell_schedule
+from pdbench.sweep.sessions import Conversation, Script
 from pdbench.sweep.stock import Stock
 
 _LEAD_NS = 50_000_000  # from the last preparation to the start of the schedule
@@ -150,6 +153,8 @@ def share_of(job: Job) -> Share:
         return Share(schedule, whole[places.start :: places.step], 0, iter(places), len(places), lasts_s)
     streams = cell.max_concurrency or 1
     mine = range(job.worker, streams, job.workers)
+    if plan.session_turns is not None:
+        return Share(schedule, None, len(mine), iter(()), sessions.planned(plan, cell, mine), plan.duration_s)
     indices = itertools.count() if most is None else range(most)
     dealt = (index for index in indices if index % streams % job.workers == job.worker)
     planned = None if most is None else sum(len(range(stream, most, streams)) for stream in mine)
@@ -163,6 +168,7 @@ class Prepared:
     job: Job
     share: Share
     stock: Stock
+    clients: tuple[Iterator[Conversation], ...]  # of sessions
     client: Client
 
 
@@ -175,7 +181,19 @@ async def prepared(job: Job) -> AsyncIterator[Prepared]:
     await stock.fill()
     async with OPENS[job.cell.drive](job.deployment, job.plan.connections) as client:
         with quiet_collector():
-            yield Prepared(job, share, stock, client)
+            yield Prepared(job, share, stock, conversations(job), client)
+
+
+def conversations(job: Job) -> tuple[Iterator[Conversation], ...]:
+    """What each of this process's clients leads; empty for a load without sessions."""
+    plan, cell = job.plan, job.cell
+    if plan.session_turns is None:
+        return ()
+    if job.chat is None:
+        raise UsageError("sessions need the calibration that the warm-up makes.")
+    request = DRIVES[cell.drive](job.deployment, plan, f"{job.tag}-{cell.cell}-{job.repeat}")
+    script = Script(plan, cell, **job.seeds(), chat=job.chat, ask=request)
+    return tuple(script.led(client) for client in range(job.worker, cell.max_concurrency or 1, job.workers))
 
 
 @dataclass(frozen=True, slots=True)
@@ -255,6 +273,8 @@ async def _send_all(flight: Flight, load: Prepared, start_ns: int, alarm: Alarm)
     end_ns = None if share.lasts_s is None else start_ns + int(share.lasts_s * 1e9)
     if share.offsets is not None:
         work = flight.open_loop(share.offsets, start_ns, end_ns, alarm)
+    elif load.clients:
+        work = flight.sessions(load.clients, start_ns, end_ns, alarm)
     else:
         work = flight.closed_loop(share.streams, share.planned, start_ns, end_ns, alarm)
     sender = asyncio.create_task(work)

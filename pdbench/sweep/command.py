@@ -139,6 +139,11 @@ def sweep(
     num_prefixes: Annotated[
         int | None, typer.Option(min=1, help="Different shared beginnings: 1.", rich_help_panel=SHAPE)
     ] = None,
+    sessions: Annotated[Texts, typer.Option(help="Multi-turn chats, so many at a time.", rich_help_panel=SHAPE)] = None,
+    turns: Annotated[int | None, typer.Option(min=1, help="Turns of a session: 5.", rich_help_panel=SHAPE)] = None,
+    think_time: Annotated[
+        str | None, typer.Option(help="Mean pause before each turn: 1s.", rich_help_panel=SHAPE)
+    ] = None,
     out: Annotated[Path | None, typer.Option(help="Run directory: runs/DATE-TIME.", rich_help_panel=RUN)] = None,
     resume: Annotated[Path | None, typer.Option(help="Go on with a run directory.", rich_help_panel=RUN)] = None,
     sample_interval: Annotated[
@@ -163,7 +168,7 @@ def sweep(
 
     named: dict[str, Any] = {name: given[name] or () if name in LISTS else given[name] for name in TARGET_FLAGS}
     flags = TargetFlags(**named)
-    load = {name: given.get(name) for name in DEFAULTS}
+    load = {name: given[name] for name in DEFAULTS}
     if out is not None:
         Run.refuse_existing(out)
     with contextlib.ExitStack() as stack:

@@ -37,10 +37,12 @@ def fitted(plan: Plan, deployments: Iterable[Deployment]) -> Plan:
 
 
 def longest_prompt(plan: Plan) -> int:
-    """The longest prompt that any cell sends, a session's last turn not counted."""
+    """The longest prompt that any cell sends: of a session its last turn's."""
     if plan.trace is not None:
         return max(int(cell_schedule(plan, cell, 0).prompt_len.max()) for cell in plan.cells)
-    return max([cell.prompt_len for cell in plan.cells] + [each.prompt_len or 0 for each in plan.classes])
+    history = (plan.session_turns or 1) - 1
+    longest = max(cell.prompt_len + history * (cell.prompt_len + cell.output_len) for cell in plan.cells)
+    return max([longest, *(each.prompt_len or 0 for each in plan.classes)])
 
 
 def _refuse_fixed(plan: Plan, limit: int) -> None:

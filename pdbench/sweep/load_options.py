@@ -65,7 +65,7 @@ def load_of(options: Mapping[str, Any], num_prompts: int | None, duration_s: flo
             made = _stages(options, num_prompts, duration_s)
             return Load((round(over_time.mean_rate(made), 9),), stages=made, classes=classes)
         case "sessions":
-            raise UsageError("sessions cannot be driven yet.")
+            return _sessions(options)
         case "max_concurrency":
             return Load(streams=tuple(several(options["max_concurrency"], "--max-concurrency", count)))
     return Load(_rates(options["rates"]) or (math.fsum(each.rate for each in classes),), classes=classes)

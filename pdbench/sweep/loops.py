@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
+from collections.abc import Coroutine, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,7 @@ from pdbench.sweep.arrivals import Offsets
 from pdbench.sweep.client import Client, Opening, RawAnswer, Request
 from pdbench.sweep.health import Health
 from pdbench.sweep.recorder import Recorder
+from pdbench.sweep.sessions import Conversation
 from pdbench.sweep.stock import Stock
 
 _FAST_FAILURE_S = 0.1  # a closed-loop stream that fails sooner than this waits as long before it asks again
@@ -88,17 +90,66 @@ class Flight:
 
         await alarm.until(start_ns)
         for _ in range(streams if most is None else min(streams, most)):
-            task = self._loop.create_task(stream())
-            self._streams.add(task)
-            task.add_done_callback(self._ended)
-        if end_ns is None:
-            await exhausted
-            return
-        bell = self._loop.create_task(alarm.until(end_ns))
-        try:
-            await asyncio.wait({bell, exhausted}, return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            bell.cancel()
+            self._run(stream())
+        await _first_of(exhausted, end_ns, alarm)
+
+    async def sessions(
+        self, clients: Sequence[Iterator[Conversation]], start_ns: int, end_ns: int | None, alarm: Alarm
+    ) -> None:
+        """Clients that each think, ask, hear the answer, and think again, one conversation after the other."""
+        asking = len(clients)
+        exhausted: asyncio.Future[None] = self._loop.create_future()
+
+        def asked_last() -> None:
+            nonlocal asking
+            asking -= 1
+            if asking == 0 and not exhausted.done():
+                exhausted.set_result(None)
+
+        async def client(conversations: Iterator[Conversation]) -> None:
+            conversation = next(conversations, None)
+            while conversation is not None:
+                pause_ns = int(conversation.think_s * 1e9)
+                if self._over or (end_ns is not None and time.monotonic_ns() + pause_ns >= end_ns):
+                    break
+                await asyncio.sleep(pause_ns / 1e9)
+                heard = await self._turn(conversation)
+                following = conversation if heard and conversation.turns_left else next(conversations, None)
+                conversation = following
+            asked_last()
+
+        await alarm.until(start_ns)
+        for each in clients:
+            self._run(client(each))
+        if not clients:
+            exhausted.set_result(None)
+        await _first_of(exhausted, end_ns, alarm)
+
+    async def _turn(self, conversation: Conversation) -> bool:
+        """Ask, and take the answer into the history; whether the conversation can go on."""
+        request = conversation.request()
+        opening = self._client.open(request)
+        if opening is not None:
+            await opening.settled(_CONNECT_PATIENCE_S)
+        if self._over:
+            return False
+        recorded = self._recorder.hear(request.index)
+        answer = self._start(request, opening, time.monotonic_ns())
+        await asyncio.wait({answer})
+        if answer.cancelled():
+            return False
+        if _failed_fast(answer.result()):
+            await asyncio.sleep(_FAST_FAILURE_S)
+        row, said = await recorded
+        if row.status != "ok":
+            return False
+        conversation.hear(row, said)
+        return True
+
+    def _run(self, work: Coroutine[Any, Any, None]) -> None:
+        task = self._loop.create_task(work)
+        self._streams.add(task)
+        task.add_done_callback(self._ended)
 
     async def land(self) -> None:
         """Sends are over: wait until all answers are in, or, once halted, end each request and keep its row."""
@@ -153,6 +204,18 @@ class Flight:
     def _land_if_last(self) -> None:
         if not self._sending and not self._streams and not self._flying and not self._landed.done():
             self._landed.set_result(None)
+
+
+async def _first_of(exhausted: asyncio.Future[None], end_ns: int | None, alarm: Alarm) -> None:
+    """Wait until there is nothing left to send, or until `end_ns`."""
+    if end_ns is None:
+        await exhausted
+        return
+    bell = asyncio.ensure_future(alarm.until(end_ns))
+    try:
+        await asyncio.wait({bell, exhausted}, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        bell.cancel()
 
 
 async def _reach(at_ns: int, alarm: Alarm) -> None:

@@ -111,7 +111,8 @@ class Plan:
             speed = "" if cell.speed == 1 else f" at speed {cell.speed:g}"
             return f"{Path(self.trace).name}{speed}, {cell.request_rate:.3g} req/s"
         if self.session_turns is not None:
-            return f"{cell.max_concurrency} sessions of {self.session_turns} turns"
+            counts = ((cell.max_concurrency, "session"), (self.session_turns, "turn"))
+            return " of ".join(f"{count} {thing}{'' if count == 1 else 's'}" for count, thing in counts)
         names = " + ".join(each.name for each in self.classes)
         if self.stages:
             way = [self.stages[0].start, *(stage.end for stage in self.stages)]

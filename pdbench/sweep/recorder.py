@@ -19,8 +19,10 @@ from pdbench.sweep.client import RawAnswer
 from pdbench.sweep.pipes import Child
 from pdbench.sweep.recorder_process import CellFiles
 from pdbench.sweep.rows import CellContext
+from pdbench.sweep.said import Said
 
 OnRow = Callable[[RequestRow], None]
+Heard = tuple[RequestRow, Said]
 _PATIENCE_S = 60.0  # without any row while some are owed
 _EXIT_S = 10.0
 
@@ -34,6 +36,7 @@ class Recorder:
         self._cell: tuple[CellContext, Path, Path] | None = None
         self._reply: asyncio.Future[None] | None = None
         self._on_row: OnRow = lambda row: None
+        self._listening: dict[int, asyncio.Future[Heard]] = {}
         self._gone = False
         self.failed: asyncio.Future[PdbenchError] = self._loop.create_future()
         self.backlog_max = 0
@@ -59,6 +62,7 @@ class Recorder:
         """Open a cell's files. Raises StorageError when they cannot be written."""
         self._on_row = on_row
         self._cell = (context, requests, chunks)
+        self._listening.clear()
         self.backlog_max = 0
         self.check()
         await self._ask("begin", *self._cell)
@@ -70,6 +74,10 @@ class Recorder:
         self.backlog_max = max(self.backlog_max, len(self._unconfirmed))
         if not self._gone:
             self._child.send("answer", raw)
+
+    def hear(self, index: int) -> asyncio.Future[Heard]:
+        """What the answer with this index will have said, once it is recorded: for the turns of a session."""
+        return self._listening.setdefault(index, self._loop.create_future())
 
     async def end(self) -> None:
         """Wait until all rows of the cell are written, as far as that goes: `check` tells."""
@@ -104,6 +112,8 @@ class Recorder:
             if rest[1] is not None:
                 self._fail(StorageError(f"{rest[1]}.", "Free space or give another --out, then sweep --resume."))
             self._on_row(row)
+            if (listener := self._listening.pop(row.index, None)) is not None and not listener.done():
+                listener.set_result((row, rest[2] or Said()))
             return
         if kind == "refused":
             self._fail(StorageError(f"{rest[0]}.", "Free space or give another --out, then sweep --resume."))
@@ -138,7 +148,7 @@ class Recorder:
         lost = 0
         for raw in self._unconfirmed.values():
             if raw.request_id not in known:
-                row, problem = files.take(raw)
+                row, problem, _ = files.take(raw)
                 lost += problem is not None
                 self._on_row(row)
         files.close()

@@ -18,7 +18,8 @@ from typing import Any, BinaryIO
 
 from pdbench.run import RequestRow, request_record
 from pdbench.sweep.frames import frame, frames
-from pdbench.sweep.rows import CellContext, read_row
+from pdbench.sweep.rows import CellContext, read_row, read_turn
+from pdbench.sweep.said import Said
 
 _NICENESS = 5  # it may lag behind the client, never push it off its core
 
@@ -57,9 +58,14 @@ class CellFiles:
         self.context = context
         self._requests, self._chunks = Lines(requests), Lines(chunks)
 
-    def take(self, raw: Any) -> tuple[RequestRow, str | None]:
-        """Parse one answer and append its row. The second part says why that could not be written."""
-        row, offsets = read_row(raw, self.context)
+    def take(self, raw: Any) -> tuple[RequestRow, str | None, Said | None]:
+        """Parse one answer and append its row. The second part says why that could not be written, the third what a
+        session's answer said."""
+        said = None
+        if raw.turn is None:
+            row, offsets = read_row(raw, self.context)
+        else:
+            row, offsets, said = read_turn(raw, self.context)
         file = self._chunks
         try:
             if offsets:
@@ -67,8 +73,8 @@ class CellFiles:
             file = self._requests
             file.append(request_record(row))
         except OSError as error:
-            return row, f"cannot write {file.path}: {error.strerror or error}"
-        return row, None
+            return row, f"cannot write {file.path}: {error.strerror or error}", said
+        return row, None, said
 
     def close(self) -> None:
         self._requests.close()
@@ -87,8 +93,8 @@ def serve(source: BinaryIO, target: BinaryIO) -> None:
     for kind, *rest in frames(source):
         if kind == "answer":
             assert files is not None
-            row, problem = files.take(rest[0])
-            reply("row", tuple(getattr(row, name) for name in RequestRow.__slots__), problem)
+            row, problem, said = files.take(rest[0])
+            reply("row", tuple(getattr(row, name) for name in RequestRow.__slots__), problem, said)
             continue
         if files is not None:
             files.close()

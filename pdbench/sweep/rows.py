@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from pdbench.deployment import Credentials
 from pdbench.run import RequestRow
 from pdbench.sweep.http1 import unpacked
+from pdbench.sweep.said import Said, said_in
 from pdbench.sweep.sse import Answer, Read, error_text, read_answer
 
 MAX_TEXT = 300
@@ -202,3 +203,13 @@ def read_row(raw: Raw, context: CellContext) -> tuple[RequestRow, list[float]]:
         told_ms=json.dumps(dict(answer.timing_ms)) if answer.timing_ms else None,
     )
     return row, [(stamp_ns - raw.sent_ns) / 1e9 for stamp_ns in tokens]
+
+
+def read_turn(raw: Raw, context: CellContext) -> tuple[RequestRow, list[float], Said]:
+    """As `read_row`, for a turn of a session: with what the answer said, which the next turn carries."""
+    row, offsets = read_row(raw, context)
+    said = said_in(raw.reads) if row.status == "ok" else Said()
+    thought = said.thought_tokens
+    if thought is None and row.output_tokens is not None:
+        thought = round(said.thought_share * row.output_tokens)
+    return replace(row, reasoning_tokens=thought), offsets, said

@@ -24,7 +24,7 @@ from pdbench.traces import BLOCK_TOKENS, TracedRequest
 
 Ints = NDArray[np.int64]
 
-_ARRIVALS, _LENGTHS, _PREFIXES = 1, 2, 3  # what a generator is for
+ARRIVALS, LENGTHS, PREFIXES, THINKING = 1, 2, 3, 4  # what a generator is for
 _CLOSED_KNOWN = 1 << 16  # a closed loop may send more than anybody knows: what is asked repeats after so many
 
 
@@ -98,9 +98,9 @@ def cell_schedule(plan: Plan, cell: Cell, repeat: int) -> Schedule:
     for number, each in enumerate(classes):
         of = np.flatnonzero(class_of == number)
         prompt_len[of] = each.prompt_len or cell.prompt_len
-        output_len[of] = law(each.output_law).drawn(len(of), _rng(seed, _LENGTHS, number))
+        output_len[of] = law(each.output_law).drawn(len(of), generator(seed, LENGTHS, number))
         if plan.prefix_len:
-            drawn = _rng(seed, _PREFIXES, number).integers(0, plan.num_prefixes, len(of))
+            drawn = generator(seed, PREFIXES, number).integers(0, plan.num_prefixes, len(of))
             prefix_of[of] = number * plan.num_prefixes + drawn
     names = tuple(each.name for each in classes)
     if plan.max_model_len is not None:
@@ -109,7 +109,8 @@ def cell_schedule(plan: Plan, cell: Cell, repeat: int) -> Schedule:
     return Schedule(offsets, class_of, names, prompt_len, output_len, prefix_of, plan.prefix_len, (), shared)
 
 
-def _rng(seed: int, purpose: int, number: int) -> np.random.Generator:
+def generator(seed: int, purpose: int, number: int) -> np.random.Generator:
+    """The random numbers of one part of a cell."""
     return np.random.Generator(np.random.PCG64(np.random.SeedSequence([seed, purpose, number])))
 
 
@@ -118,7 +119,7 @@ def _arrivals(plan: Plan, rate: float, classes: Sequence[TrafficClass], seed: in
     if len(classes) == 1:
         rngs = [np.random.Generator(np.random.PCG64(seed))]
     else:
-        rngs = [_rng(seed, _ARRIVALS, number) for number in range(len(classes))]
+        rngs = [generator(seed, ARRIVALS, number) for number in range(len(classes))]
     whole = sum(each.rate for each in classes)
     streams = [_offsets(plan, rate, each.rate / whole, rng) for each, rng in zip(classes, rngs, strict=True)]
     offsets = np.concatenate(streams)

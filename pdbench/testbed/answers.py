@@ -25,10 +25,11 @@ def error_event(body: dict[str, Any]) -> bytes:
 class Events:
     """The events of one stream; everything but the changing parts is encoded once."""
 
-    def __init__(self, request: Request, body: Body, chat: bool, model: str) -> None:
+    def __init__(self, request: Request, body: Body, chat: bool, model: str, thinking: int = 0) -> None:
         self._prompt_tokens = request.prompt_tokens
         self._continuous = body.continuous_usage and body.include_usage
         self._chat = chat
+        self._thinking = thinking if chat else 0  # so many tokens come as reasoning
         kind = "chat.completion.chunk" if chat else "text_completion"
         common = {"id": request.api_id, "object": kind, "created": int(time.time()), "model": model}
         self._common = _json(common)[:-1]
@@ -58,7 +59,10 @@ class Events:
         else:
             tail = ',"stop_reason":null,"prompt_token_ids":null,"token_ids":null}]'
         usage = f",{self._usage(number)}" if self._continuous else ""
-        return f"{self._head}{_WORDS[number % 12]}{self._middle}{reason}{tail}{usage}}}\n\n".encode()
+        head = self._head
+        if number <= self._thinking:
+            head = head.replace('"delta":{"content":', '"delta":{"reasoning":')
+        return f"{head}{_WORDS[number % 12]}{self._middle}{reason}{tail}{usage}}}\n\n".encode()
 
     def usage(self, tokens: int) -> bytes:
         """The last event before [DONE], when usage was asked for."""

@@ -38,6 +38,7 @@ class Body:
     include_usage: bool
     continuous_usage: bool
     kv: dict[str, Any]
+    conversation_id: str | None  # of a session, for a proxy that keeps them together
 
 
 def parse(body: object, chat: bool, request_id: str, settings: Settings) -> Body:
@@ -83,6 +84,7 @@ def parse(body: object, chat: bool, request_id: str, settings: Settings) -> Body
         include_usage=bool(options.get("include_usage")),
         continuous_usage=bool(options.get("continuous_usage_stats")),
         kv=kv,
+        conversation_id=body.get("conversation_id"),
     )
 
 
@@ -112,6 +114,8 @@ def _chat_tokens(body: dict[str, Any], settings: Settings) -> Sequence[int]:
     parts: list[str] = []
     for message in messages:
         content = message.get("content") if isinstance(message, dict) else None
+        if settings.keep_thinking and isinstance(message, dict) and isinstance(message.get("reasoning"), str):
+            parts.append(message["reasoning"])
         if isinstance(content, str):
             parts.append(content)
         elif isinstance(content, list):

@@ -27,6 +27,7 @@ class Request:
     sink: Callable[["Request", str | None], None]  # called for each token, and at the end with the finish reason
     stamps: dict[str, float]
 
+    conversation_id: str | None = None
     stage: str = WAITING
     remote: bool = False  # its KV comes from a prefill server
     error_at: int = 0  # planted fault: ends in an error at this token; 0 never
@@ -55,6 +56,7 @@ class Request:
         return {
             "request_id": self.id,
             "id": self.api_id,
+            "conversation_id": self.conversation_id,
             "status": self.status,
             "prompt_tokens": self.prompt_tokens,
             "output_tokens": self.generated,

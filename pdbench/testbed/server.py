@@ -158,6 +158,7 @@ class Server:
             output_tokens=asked.output_tokens,
             finish=asked.finish,
             kv=asked.kv,
+            conversation_id=asked.conversation_id,
             sink=lambda request, reason: tokens.put_nowait((request.generated, reason)),
             stamps={"received": received, "queued": time.monotonic()},
         )
@@ -186,7 +187,7 @@ class Server:
 
     async def events(self, asked: body.Body, request: Request, tokens: Tokens, chat: bool) -> AsyncIterator[bytes]:
         """The stream of an answer, each event when its token is there."""
-        events = answers.Events(request, asked, chat, self.settings.model)
+        events = answers.Events(request, asked, chat, self.settings.model, self.settings.thinking_tokens)
         reason: str | None = None
         while reason is None:
             number, reason = await tokens.get()

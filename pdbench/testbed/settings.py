@@ -44,6 +44,8 @@ class Settings:
     api_key: str = _is("", "if set, /v1 wants it as bearer token")
     dev_mode: bool = _is(True, "answer /server_info, as vLLM does with VLLM_SERVER_DEV_MODE=1")
     eos_mean_tokens: float = _is(128.0, "mean answer length of requests that do not set ignore_eos")
+    thinking_tokens: int = _is(0, "of each chat answer, so many tokens are a thinking trace")
+    keep_thinking: bool = _is(False, "the chat template keeps the thinking of earlier turns; most drop it")
 
     prefill_ms_per_token: float = _is(60.0 / 16384, "time to compute one prompt token")
     prefill_fixed_ms: float = _is(0.0, "added once to each computed prompt")

@@ -135,3 +135,59 @@ def test_steps_are_shown_step_by_step(pdbench: Run, testbed: Bed, tmp_path: Path
     at = rows["intended_s"] - json.loads((tmp_path / "run" / "run.json").read_text())["cell_runs"][0]["start_s"]
     assert [stage["sent"] for stage in cell["stages"]] == [(at < 4).sum(), (at >= 4).sum()]
     assert not {"not-steady-state", "arrivals-off"} & voids(cell)
+
+
+SESSIONS = ["--sessions", "4", "--turns", "4", "--think-time", "50ms", "--prompt-lens", "200", "--output-len", "24"]
+
+
+@pytest.mark.parametrize(
+    ("settings", "lost", "warned", "workers"),
+    [
+        ({}, 0, False, 1),
+        ({"thinking_tokens": 16}, 16, True, 3),
+        ({"thinking_tokens": 16, "keep_thinking": True}, 0, False, 1),
+    ],
+)
+def test_sessions_carry_their_history(
+    pdbench: Run, testbed: Bed, tmp_path: Path, settings: dict[str, Any], lost: int, warned: bool, workers: int
+) -> None:
+    """Each prompt is the conversation so far: what was asked, and what this server answered, as it counts them."""
+    bed = testbed(mode="pull", **settings)
+    words = [*SESSIONS, "--num-prompts", "46", "--workers", str(workers), "--json", "--out", "run"]
+    ended = pdbench("sweep", *roles(bed), *words)
+    assert ended.code in (0, 3), ended.err
+    (cell,) = ended.summary["cells"]
+    rows = rows_of(tmp_path / "run")
+    assert len(rows) == 46 and (rows["status"] == "ok").all() and rows["request_id"].is_unique
+    assert [part["completed"] for part in cell["turns"]] == [12, 12, 11, 11]
+    counted = {turn: 200 * turn + (24 - lost) * (turn - 1) for turn in (1, 2, 3, 4)}
+    assert logged(bed, rows, "prefill", "prompt_tokens").tolist() == [counted[turn] for turn in rows["turn"]]
+    sessions = logged(bed, rows, "decode", "conversation_id")
+    assert len(set(sessions)) == 12
+    assert [name.rpartition("-s")[2] for name in sessions] == [str(int(session)) for session in rows["session"]]
+    # Prefill has the prompt of the turn before in its cache, in whole blocks of 16, and never the answer.
+    before = np.array([counted.get(turn - 1, 0) // 16 * 16 for turn in rows["turn"]])
+    cached = logged(bed, rows, "prefill", "cached_tokens")
+    assert cached.tolist() == before.tolist() and (cached <= rows["shared_len"]).all()
+    for _, session in rows.groupby("session"):
+        assert session["turn"].tolist() == list(range(1, len(session) + 1))
+        assert (session["sent_s"].to_numpy()[1:] > session["done_s"].to_numpy()[:-1]).all()
+    found = {flag["code"]: flag["evidence"] for flag in cell["validity"]}
+    assert ("thinking-dropped" in found) == warned
+    if warned:
+        assert "think for 16 tokens" in found["thinking-dropped"] and "lacks 16 of them" in found["thinking-dropped"]
+    assert not {"prefix-cache-hits", "token-mismatch", "not-steady-state"} & set(found), found
+
+
+def test_sessions_end_in_time_and_say_ttft_by_turn(pdbench: Run, testbed: Bed, tmp_path: Path) -> None:
+    bed = testbed(mode="colocated", prefill_ms_per_token=0.2, decode_prefix_caching=False)
+    words = ["--sessions", "1", "--turns", "3", "--think-time", "50ms", "--prompt-lens", "300", "--output-len", "8"]
+    ended = pdbench("sweep", *roles(bed), *words, "--duration", "5s", "--out", "run")
+    assert "1 session of 3 turns x 300 tokens" in ended.out and "By turn" in ended.out
+    assert all(len(line) <= 80 for line in ended.out.splitlines()[:-1])
+    (cell,) = pdbench("report", "run", "--json").summary["cells"]
+    assert (cell["loop"], cell["max_concurrency"]) == ("closed", 1)
+    ttft = [part["median_ttft_ms"] for part in cell["turns"]]
+    assert ttft == pytest.approx([60, 122, 183], rel=0.4), "0.2 ms a token of the history, without a cache"
+    run = json.loads((tmp_path / "run" / "run.json").read_text())["cell_runs"][0]
+    assert run["send_end_s"] - run["start_s"] == pytest.approx(5, abs=0.3)

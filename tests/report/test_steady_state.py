@@ -5,6 +5,7 @@ from __future__ import annotations
 import heapq
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -17,12 +18,11 @@ MORIIO = json.loads((Path(__file__).parent / "captures" / "moriio-ttft.json").re
 
 def answers(sent: np.ndarray, first: np.ndarray, last: np.ndarray) -> Answers:
     n = len(sent)
-    tokens = np.full(n, 128.0)
-    nothing = tuple(np.array([]) for _ in range(n))
-    same = (tokens,) * 6
-    none = np.full(n, np.nan)
-    whose = (np.full(n, "default"), none, np.zeros(n), *(none,) * 6)
-    return Answers(np.full(n, "ok"), sent, sent, first, last, last, *same, *whose, nothing, nothing, sent)
+    tokens, nothing = np.full(n, 128.0), tuple(np.array([]) for _ in range(n))
+    known: dict[str, Any] = dict.fromkeys(Answers.__slots__, np.full(n, np.nan))
+    known |= dict.fromkeys(("prompt_len", "output_len", "prompt_tokens", "output_tokens", "chunks"), tokens)
+    known |= {"status": np.full(n, "ok"), "request_class": np.full(n, "default"), "gaps": nothing, "offsets": nothing}
+    return Answers(**known | {"intended": sent, "sent": sent, "first": first, "last": last, "done": last})
 
 
 def slots(seed: int, c: int, rho: float, n: int, hold_s: float = 1.33, cv2: float = 1.0) -> Steadiness:

@@ -1,0 +1,53 @@
+"""Sessions whose thinking is not part of the history: what was generated is then no beginning of the next prompt."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from pdbench.report.answers import Answers
+from pdbench.report.cell import Measured
+from pdbench.report.finding import WARN, Finding
+from pdbench.report.statistics import Floats
+
+DROPPED_SHARE = 0.5  # of the thinking tokens that the next prompt lacks: from here on the template dropped them
+LEAST_TOKENS = 8.0  # a turn, on average: less is what templates and tokenizers differ by
+
+
+def thinking_dropped(cell: Measured) -> Iterator[Finding]:
+    """The chat template leaves the thinking trace out of the next turn's prompt."""
+    thought, missing = _thought_and_missing(cell)
+    if len(thought) == 0 or thought.mean() < LEAST_TOKENS:
+        return
+    if missing.mean() < DROPPED_SHARE * thought.mean():
+        return
+    yield Finding(
+        "thinking-dropped",
+        WARN,
+        f"answers think for {thought.mean():,.0f} tokens and the next turn's prompt lacks {missing.mean():,.0f} of them"
+        " (mean of a turn): the chat template drops the thinking trace. What was generated is then no beginning of the"
+        " next prompt: caches help up to the last question only, and with bidirectional KV transfer decode's blocks are"
+        " those of other tokens, so answers can be wrong, not just late. Turn bidirectional_kv_xfer off for this model,"
+        " or keep the thinking in the template.",
+    )
+
+
+def thought_before(answers: Answers) -> Floats:
+    """For each request, the thinking tokens of the answer before it in its session; 0 where there is none.
+
+    Of one repeat: sessions of several have the same numbers.
+    """
+    told = zip(answers.session, answers.turn, answers.reasoning_tokens, strict=True)
+    known = {(session, turn): tokens for session, turn, tokens in told if tokens > 0}
+    return np.array(
+        [known.get((session, turn - 1), 0.0) for session, turn in zip(answers.session, answers.turn, strict=True)]
+    )
+
+
+def _thought_and_missing(cell: Measured) -> tuple[Floats, Floats]:
+    """For each turn after an answer that thought: how long, and how much shorter the prompt is than the history."""
+    answers = cell.answers
+    before = thought_before(answers)
+    after = answers.ok & (before > 0) & np.isfinite(answers.prompt_tokens)
+    return before[after], (answers.prompt_len - answers.prompt_tokens)[after]
