@@ -82,6 +82,7 @@ class Server:
     metrics_url: str | None = None
     max_num_seqs: int | None = None
     facts: ServerFacts | None = None
+    log: str | None = None  # file or pipe with its log, read beside its page
 
     @property
     def slots(self) -> int | None:
@@ -245,6 +246,15 @@ def build(
     if sum(server.role == "proxy" for server in servers) > 1:
         raise UsageError("One run sends to one proxy.", "Compare two of them: --target a=URL --target b=URL.")
     return Deployment(target, tuple(servers), credentials=Credentials(key, basic), **known)
+
+
+def with_logs(deployment: Deployment, logs: Mapping[str, str]) -> Deployment:
+    """The deployment with the logs of its servers, by name. Raises UsageError for a server that there is not."""
+    unknown = set(logs) - {server.name for server in deployment.servers}
+    if unknown:
+        raise UsageError(f"--{sorted(unknown)[0].split('-')[0]}-log: there is no server {sorted(unknown)[0]}.")
+    servers = tuple(replace(server, log=logs.get(server.name, server.log)) for server in deployment.servers)
+    return replace(deployment, servers=servers)
 
 
 def with_slots(deployment: Deployment, decode: int | None, prefill: int | None, *, keep: bool = False) -> Deployment:

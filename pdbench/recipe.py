@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pdbench.deployment import GUIDE_PORTS, MODES, ROLES, Deployment, api_key, build, with_slots
+from pdbench.deployment import GUIDE_PORTS, MODES, ROLES, Deployment, api_key, build, with_logs, with_slots
 from pdbench.errors import UsageError
 
 CONFIG_FILE = Path("pdbench.toml")
@@ -120,6 +120,8 @@ class TargetFlags:
     target: Sequence[str] = ()  # NAME=RECIPE_OR_PROXY_URL
     recipe: Path | None = None
     metrics_url: Sequence[str] = ()  # SERVER=URL, e.g. decode-0=http://...
+    decode_log: Sequence[str] = ()  # FILE, or SERVER=FILE where there are several
+    prefill_log: Sequence[str] = ()
     engine: str | None = None
     mode: str | None = None
     model: str | None = None
@@ -133,6 +135,16 @@ class TargetFlags:
     def urls(self) -> list[tuple[str, str]]:
         roles = {"proxy": self.proxy, "prefill": self.prefill, "decode": self.decode, "colocated": self.server}
         return [(role, url) for role, urls in roles.items() for text in urls for url in text.split(",") if url.strip()]
+
+    @property
+    def logs(self) -> dict[str, str]:
+        """Logs by server name."""
+        found = {}
+        for role, texts in (("decode", self.decode_log), ("prefill", self.prefill_log)):
+            for text in texts:
+                name, equals, path = text.partition("=")
+                found.update({name: path} if equals and name.startswith(f"{role}-") else {f"{role}-0": text})
+        return found
 
     @property
     def known(self) -> dict[str, Any]:
@@ -166,7 +178,7 @@ def chosen(flags: TargetFlags, file: Recipe | None) -> list[Deployment]:
     else:
         urls = [(role, f"http://127.0.0.1:{port}") for role, port in GUIDE_PORTS.items()]
         built = build("default", urls, key=key, source="default ports", **flags.known)
-    return [with_slots(built, flags.max_num_seqs, flags.prefill_max_num_seqs)]
+    return [with_logs(with_slots(built, flags.max_num_seqs, flags.prefill_max_num_seqs), flags.logs)]
 
 
 def _named(text: str, flags: TargetFlags) -> Deployment:

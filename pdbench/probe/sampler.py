@@ -24,6 +24,7 @@ from typing import IO, Any
 import pdbench
 from pdbench.deployment import Deployment
 from pdbench.errors import StorageError
+from pdbench.probe.tailing import SUFFIX, open_log
 
 # A scrape under way (5 s), the edge's own (5 s) and its one retry (5 s); the first time also the start of a process.
 EDGE_DEADLINE_S = 30.0
@@ -45,6 +46,7 @@ class Sampler:
         self.notes: list[str] = []
         self.failure: StorageError | None = None
         self._servers = [server for deployment in deployments for server in _pages(deployment)]
+        self._logs = [log for deployment in deployments for log in _logs(deployment)]
         self._config = {"interval_s": interval_s, "origin_ns": origin_ns, "parent": os.getpid()}
         self._process: subprocess.Popen[bytes] | None = None
         self._ear: threading.Thread | None = None
@@ -55,8 +57,8 @@ class Sampler:
 
     @property
     def pages(self) -> int:
-        """How many pages there are to scrape; with none, begin and end return at once."""
-        return len(self._servers)
+        """How many pages and logs there are to read; with none, begin and end return at once."""
+        return len(self._servers) + len(self._logs)
 
     @property
     def pid(self) -> int | None:
@@ -76,11 +78,12 @@ class Sampler:
             stderr=subprocess.DEVNULL,
             env=os.environ | {"PYTHONPATH": os.pathsep.join(paths)},
             start_new_session=True,
+            pass_fds=[log["fd"] for log in self._logs],
         )
         self._ear = threading.Thread(target=self._listen, args=(self._process,), name="sampler", daemon=True)
         self._ear.start()
         self._send(
-            {**self._config, "servers": self._servers}
+            {**self._config, "servers": self._servers, "logs": self._logs}
         )  # over the pipe: it holds credentials, which a command line would show
 
     async def begin(self, cell: int, repeat: int, path: Path) -> Edge:
@@ -112,6 +115,9 @@ class Sampler:
         if self._ear is not None:
             self._ear.join(STOP_DEADLINE_S)
         self._process = None
+        for log in self._logs:
+            os.close(log["fd"])
+        self._logs = []
 
     async def _order(self, order: dict[str, Any], what: str) -> Edge:
         if not self.pages:
@@ -195,6 +201,20 @@ def _pages(deployment: Deployment) -> list[dict[str, Any]]:
         }
         for server in deployment.servers
         if server.metrics_url is not None
+    ]
+
+
+def _logs(deployment: Deployment) -> list[dict[str, Any]]:
+    """The logs that are followed, opened by us: a pipe such as <(kubectl logs -f POD) exists in this process only."""
+    return [
+        {
+            "target": deployment.target,
+            "server": server.name + SUFFIX,
+            "role": server.role,
+            "fd": open_log(server.log),
+        }
+        for server in deployment.servers
+        if server.log is not None
     ]
 
 

@@ -23,6 +23,7 @@ import aiohttp
 
 from pdbench.probe.pages import Answer, get, session
 from pdbench.probe.scrape import BadPage, Row, scrape_of
+from pdbench.probe.tailing import SUFFIX, Tailed
 
 PAGE_TIMEOUT_S = 5.0
 RETRY_AFTER_S = 0.25
@@ -31,6 +32,7 @@ CPU_SHARE = 0.2  # of one core, for all pages
 HTTP_CPU_S = 0.001  # of one GET by aiohttp, as measured (reading a page is measured as it happens)
 LONGEST_PAUSE_S = 15.0
 TELL_EVERY_S = 0.25
+LOGS_EVERY_S = 0.25
 
 
 @dataclass(slots=True)
@@ -103,6 +105,7 @@ class Sampling:
         self.interval_s = float(config["interval_s"])
         self.origin_ns = int(config["origin_ns"])
         self.watched = [Watched(**server) for server in config["servers"]]
+        self.logs = [Tailed(**log) for log in config.get("logs", ())]
         self.file: Lines | None = None
         self.no_edge = asyncio.Event()
         self.no_edge.set()
@@ -121,6 +124,20 @@ class Sampling:
             pause_s = max(self.interval_s, min(LONGEST_PAUSE_S, max(OWN_SHARE * took_s, share_s)))
             await asyncio.sleep(max(0.0, pause_s - took_s))
 
+    async def follow(self) -> None:
+        """Read the logs for ever; what they say of KV transfers is kept as it comes."""
+        while True:
+            for log in self.logs:
+                if log.read():
+                    self.keep(log.record(self.origin_ns, None))
+            await asyncio.sleep(LOGS_EVERY_S)
+
+    def log_records(self, which: str) -> list[dict[str, Any]]:
+        """What the logs have said up to an edge."""
+        for log in self.logs:
+            log.read()
+        return [log.record(self.origin_ns, which) for log in self.logs]
+
     async def fetch(self, page: Watched) -> Answer:
         return await get(self.client, page.url, page.headers, PAGE_TIMEOUT_S)
 
@@ -138,7 +155,7 @@ class Sampling:
                 records |= await self.scrape_all(lost, which)
             if path is not None:
                 self.open(Path(path))
-            for record in records.values():
+            for record in (*records.values(), *self.log_records(which)):
                 self.keep(record)
             if which == "end":
                 self.close()
@@ -160,7 +177,8 @@ class Sampling:
 
     def keep(self, record: dict[str, Any]) -> None:
         """Write a record to the cell's file, if a cell runs, and remember its gauges for the parent."""
-        self.untold[record["target"], record["server"]] = gauges(record)
+        if not record["server"].endswith(SUFFIX):
+            self.untold[record["target"], record["server"]] = gauges(record)
         if self.file is not None:
             try:
                 self.file.append(json.dumps(record, separators=(",", ":")).encode() + b"\n")
@@ -229,6 +247,7 @@ async def main() -> None:
         sampling = Sampling(client, config)
         spread_s = sampling.interval_s / max(1, len(sampling.watched))
         tasks = [loop.create_task(sampling.watch(page, i * spread_s)) for i, page in enumerate(sampling.watched)]
+        tasks.append(loop.create_task(sampling.follow()))
         tasks.append(loop.create_task(sampling.keep_telling(config["parent"])))
         for task in tasks:
             task.add_done_callback(_none_may_end)

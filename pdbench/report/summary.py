@@ -184,7 +184,17 @@ def _notes(cell: Measured, split: Split | None) -> list[str]:
     notes = [*(cell.plan.get("notes") or ()), *(split.notes if split is not None else ())]
     if (several := several_tokens_per_event(cell.answers)) is not None and several > SEVERAL_TOKENS:
         notes.insert(0, f"events carry {several:.2g} tokens: ITL is per event, not per token.")
+    notes += [f"{role}'s log says {code} {times:.0f} times." for role, code, times in _log_messages(cell)]
     return [*notes, *fewer_hits(cell), *stamps_note(cell)]
+
+
+def _log_messages(cell: Measured) -> Iterator[tuple[str, str, float]]:
+    """What logs said that means trouble (`pdbench.probe.log_lines.MESSAGES`): role, code, how often."""
+    for role in cell.window.roles():
+        keys = [key for _, page in cell.window.pages(role) for key in page.deltas if key.canonical == "log_messages"]
+        for code in sorted({dict(key.labels).get("code", "") for key in keys}):
+            if times := cell.window.delta(role, "log_messages", code=code):
+                yield role, code, times
 
 
 def _slot_keys(slots: Slots) -> dict[str, Any]:

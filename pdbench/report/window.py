@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 Floats = NDArray[np.float64]
 CUMULATIVE = ("counter", "sum", "count")
 RESET_SHARE = 1e-6  # of its value that a counter must lose to have gone back
+LOG_SUFFIX = ".log"  # of a server's name: rows from its log
 NOT_A_PAGE = ("up", "scrape_s", "scrape_dropped")
 
 
@@ -192,7 +193,17 @@ class Metrics:
             for (server, role), part in rows.groupby(["server", "role"], observed=True, sort=True)
             if (page := _page(str(server), str(role), part, start, end)) is not None
         ]
-        return Segment(start, send_end, end, tuple(pages))
+        return Segment(start, send_end, end, _without_repeated_logs(pages))
+
+
+def _without_repeated_logs(pages: Sequence[Page]) -> tuple[Page, ...]:
+    """Without the log of a server whose own page shows the transfers: they would count twice."""
+    shown = {page.server for page in pages if any(key.canonical == "nixl_xfer_s" for key in page.series)}
+    return tuple(page for page in pages if not (page.server.endswith(LOG_SUFFIX) and _bare(page) in shown))
+
+
+def _bare(page: Page) -> str:
+    return page.server.removesuffix(LOG_SUFFIX)
 
 
 def _page(server: str, role: str, rows: pandas.DataFrame, start: float, end: float) -> Page | None:

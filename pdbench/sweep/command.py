@@ -57,6 +57,10 @@ def sweep(
     metrics_url: Annotated[
         Texts, typer.Option(help="SERVER=URL where a page is elsewhere: decode-0=http://...", rich_help_panel=TARGET)
     ] = None,
+    decode_log: Annotated[
+        Texts, typer.Option(help="Log of decode, file or pipe: its KV transfer lines.", rich_help_panel=TARGET)
+    ] = None,
+    prefill_log: Annotated[Texts, typer.Option(help="The same of prefill (push).", rich_help_panel=TARGET)] = None,
     api_key_env: Annotated[
         str | None, typer.Option(help="Variable that holds the API key.", rich_help_panel=TARGET)
     ] = None,
@@ -183,7 +187,7 @@ def sweep(
     _tell(run, failure, as_json=json)
 
 
-LISTS = ("proxy", "prefill", "decode", "server", "target", "metrics_url")
+LISTS = ("proxy", "prefill", "decode", "server", "target", "metrics_url", "decode_log", "prefill_log")
 TARGET_FLAGS = tuple(TargetFlags.__dataclass_fields__)
 
 

@@ -8,11 +8,12 @@ from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
 from dataclasses import replace
 from typing import Any
+from urllib.parse import urlsplit
 
 from pdbench.deployment import Deployment
 from pdbench.sweep.client import Client, Request
 from pdbench.sweep.clients import open_client
-from pdbench.sweep.hops import PREFILL_FIELDS, bootstrap_host, both_sides, open_hops
+from pdbench.sweep.hops import PREFILL_FIELDS, bootstrap_host, both_sides, open_each, open_hops
 from pdbench.sweep.plan import Plan
 from pdbench.sweep.schedule import Ask
 
@@ -21,6 +22,7 @@ AskRequest = Callable[[int, Ask, bytes], Request]  # its index, what it asks for
 Drive = Callable[[Deployment, Plan, str], AskRequest]
 OpenDrive = Callable[[Deployment, str], AbstractAsyncContextManager[Client]]  # the policy of connections
 
+SIDECAR_HEADER = "x-prefiller-host-port"  # of llm-d's P/D sidecar
 _PATHS = {"completions": "/v1/completions", "chat": "/v1/chat/completions"}
 
 
@@ -47,6 +49,19 @@ def two_hop(deployment: Deployment, plan: Plan, id_prefix: str) -> AskRequest:
         elif chat:
             first = _with(first, b',"return_token_ids":true')
         return _with(second, b"", first=first, pass_token_ids=chat)
+
+    return request
+
+
+def through_sidecar(deployment: Deployment, plan: Plan, id_prefix: str) -> AskRequest:
+    """llm-d: requests to decode's sidecar, with the header that names the prefill server to ask first."""
+    prefills, decodes = both_sides(deployment)
+    ask = [_asking(deployment, plan, id_prefix, server.url) for server in decodes]
+
+    def request(index: int, asked: Ask, prompt: bytes) -> Request:
+        made = ask[index // len(prefills) % len(decodes)](index, asked, prompt)
+        chosen = urlsplit(prefills[index % len(prefills)].url).netloc
+        return replace(made, headers={**made.headers, SIDECAR_HEADER: chosen})
 
     return request
 
@@ -116,5 +131,9 @@ def _open_entry(deployment: Deployment, connections: str) -> AbstractAsyncContex
     return open_client(deployment.entry.url, connections)
 
 
-DRIVES: dict[str, Drive] = {"proxy": through_proxy, "two-hop": two_hop}
-OPENS: dict[str, OpenDrive] = {"proxy": _open_entry, "two-hop": open_hops}
+def _open_decodes(deployment: Deployment, connections: str) -> AbstractAsyncContextManager[Client]:
+    return open_each(both_sides(deployment)[1], connections)
+
+
+DRIVES: dict[str, Drive] = {"proxy": through_proxy, "two-hop": two_hop, "sidecar": through_sidecar}
+OPENS: dict[str, OpenDrive] = {"proxy": _open_entry, "two-hop": open_hops, "sidecar": _open_decodes}

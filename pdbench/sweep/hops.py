@@ -11,7 +11,7 @@ import asyncio
 import json
 import secrets
 import time
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
 from typing import Any
@@ -45,7 +45,15 @@ async def open_hops(deployment: Deployment, connections: str = "fresh") -> Async
         clients = {
             one.url: await stack.enter_async_context(open_client(one.url, connections)) for one in (*prefills, *decodes)
         }
-        yield Hops(clients, await _handoff(deployment, clients))
+        yield Hops(Several(clients), await _handoff(deployment, clients))
+
+
+@asynccontextmanager
+async def open_each(servers: Sequence[Server], connections: str) -> AsyncIterator[Client]:
+    """A client for several servers: each request goes to the one that its URL names."""
+    async with AsyncExitStack() as stack:
+        clients = {one.url: await stack.enter_async_context(open_client(one.url, connections)) for one in servers}
+        yield Several(clients)
 
 
 def both_sides(deployment: Deployment) -> tuple[tuple[Server, ...], tuple[Server, ...]]:
@@ -115,22 +123,66 @@ class Openings:
         await asyncio.gather(*(one.settled(patience_s) for one in (self.first, self.second) if one is not None))
 
 
-class Hops:
-    """Requests whose `first` goes to prefill and themselves to decode. One for a cell."""
+class Several:
+    """One client for each server."""
 
-    def __init__(self, clients: Mapping[str, Client], handoff: Handoff) -> None:
-        self._clients, self._handoff = clients, handoff
-        self._loop = asyncio.get_running_loop()
+    def __init__(self, clients: Mapping[str, Client]) -> None:
+        self._clients = clients
 
     @property
     def lead_ns(self) -> int:
         return max(client.lead_ns for client in self._clients.values())
 
+    def open(self, request: Request) -> Opening | None:
+        return self.of(request).open(request)
+
+    def start(
+        self, request: Request, intended_ns: int, timeout_s: float, opening: Opening | None = None
+    ) -> asyncio.Future[RawAnswer]:
+        return self.of(request).start(request, intended_ns, timeout_s, opening)
+
+    def of(self, request: Request) -> Client:
+        return self._clients[_base(request.url)]
+
+    def end_all(self) -> None:
+        for client in self._clients.values():
+            client.end_all()
+
+    def health(self) -> dict[str, Any]:
+        """Of all clients together: counts added, times the worst."""
+        found: dict[str, Any] = {}
+        for health in (client.health() for client in self._clients.values()):
+            for name, value in health.items():
+                old = found.get(name)
+                if isinstance(value, dict):
+                    found[name] = {k: (old or {}).get(k, 0) + v for k, v in value.items()}
+                elif value is not None:
+                    found[name] = value if old is None else max(old, value)
+                else:
+                    found.setdefault(name, None)
+        return found
+
+
+class Hops:
+    """Requests whose `first` goes to prefill and themselves to decode. One for a cell."""
+
+    def __init__(self, servers: Several, handoff: Handoff) -> None:
+        self._servers, self._handoff = servers, handoff
+        self._loop = asyncio.get_running_loop()
+
+    @property
+    def lead_ns(self) -> int:
+        return self._servers.lead_ns
+
     def open(self, request: Request) -> Opening:
         """Of pull only hop 1: nobody knows yet how long the request to decode will be."""
         first = _first(request)
         second = self._introduced(request) if self._handoff.at_once else None
-        return Openings(self._of(first).open(first), second, None if second is None else self._of(second).open(second))
+        return Openings(
+            self._servers.of(first).open(first),
+            second,
+            None if second is None else self._servers.of(second).open(second),
+        )
 
     def start(
         self, request: Request, intended_ns: int, timeout_s: float, opening: Opening | None = None
@@ -138,13 +190,13 @@ class Hops:
         first = _first(request)
         answer: asyncio.Future[RawAnswer] = self._loop.create_future()
         ahead = opening if isinstance(opening, Openings) else Openings()
-        leg = self._of(first).start(first, intended_ns, timeout_s, ahead.first)
+        leg = self._servers.of(first).start(first, intended_ns, timeout_s, ahead.first)
         if not self._handoff.at_once:
             late_s = self._loop.time() + timeout_s
             leg.add_done_callback(lambda done: self._hand_over(done, request, late_s, answer))
             return answer
         introduced = ahead.request or self._introduced(request)
-        second = self._of(introduced).start(introduced, intended_ns, timeout_s, ahead.second)
+        second = self._servers.of(introduced).start(introduced, intended_ns, timeout_s, ahead.second)
         leg.add_done_callback(lambda done: _fail_with(done, answer))
         second.add_done_callback(lambda done: _join(leg, done, answer))
         return answer
@@ -167,7 +219,7 @@ class Hops:
             params = params[:-1] + b',"prompt_token_ids":' + ids + b"}"
         second = replace(request, body=request.body[:-1] + b"," + _KEY + params + b"}")
         patience_s = max(0.001, late_s - self._loop.time())
-        sent = self._of(second).start(second, time.monotonic_ns(), patience_s)
+        sent = self._servers.of(second).start(second, time.monotonic_ns(), patience_s)
         sent.add_done_callback(lambda done: _join(leg, done, answer))
 
     def _introduced(self, request: Request) -> Request:
@@ -181,25 +233,10 @@ class Hops:
         return replace(request, body=request.body[:-1] + b"," + _KEY + json.dumps(params).encode() + b"}")
 
     def end_all(self) -> None:
-        for client in self._clients.values():
-            client.end_all()
+        self._servers.end_all()
 
     def health(self) -> dict[str, Any]:
-        """Of all clients together: counts added, times the worst."""
-        found: dict[str, Any] = {}
-        for health in (client.health() for client in self._clients.values()):
-            for name, value in health.items():
-                old = found.get(name)
-                if isinstance(value, dict):
-                    found[name] = {k: (old or {}).get(k, 0) + v for k, v in value.items()}
-                elif value is not None:
-                    found[name] = value if old is None else max(old, value)
-                else:
-                    found.setdefault(name, None)
-        return found
-
-    def _of(self, request: Request) -> Client:
-        return self._clients[_base(request.url)]
+        return self._servers.health()
 
 
 def _first(request: Request) -> Request:

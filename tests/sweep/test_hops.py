@@ -10,9 +10,11 @@ import pytest
 
 from pdbench.deployment import Deployment, build
 from pdbench.errors import UsageError
+from pdbench.sweep.drive import DRIVES
 from pdbench.sweep.hops import _value_of
 from pdbench.sweep.plan import Cell, Plan
 from pdbench.sweep.prompts import ChatCalibration
+from pdbench.sweep.schedule import Ask
 from pdbench.testbed import truth
 from pdbench.testbed.launch import Running, running
 from pdbench.testbed.settings import Settings
@@ -129,3 +131,22 @@ def test_both_sides_are_needed(missing: str, tmp_path: Path) -> None:
 )
 def test_a_value_is_taken_as_it_came(text: bytes, value: bytes | None) -> None:
     assert _value_of(b'"k":', text) == value
+
+
+def test_a_sidecar_is_told_which_prefill_to_ask_first() -> None:
+    """llm-d: requests go to decode, with the prefill server's HOST:PORT in a header; each pair in its turn."""
+    urls = [("prefill", f"http://p{i}:1") for i in range(2)] + [("decode", f"http://d{i}:2") for i in range(2)]
+    make = DRIVES["sidecar"](build("default", urls, model="m"), plan(), "tag")
+    made = [make(index, Ask(8, 4), b"[1]") for index in range(4)]
+    pairs = {(request.url.split("/v1")[0], request.headers["x-prefiller-host-port"]) for request in made}
+    assert pairs == {(f"http://d{d}:2", f"p{p}:1") for d in range(2) for p in range(2)}
+
+
+def test_sglang_is_asked_on_both_sides_with_one_room() -> None:
+    urls = [("prefill", "http://p0:1"), ("decode", "http://d0:2")]
+    make = DRIVES["two-hop"](build("default", urls, model="m", engine="sglang"), plan(), "tag")
+    second = make(3, Ask(8, 4), b"[1]")
+    assert second.first is not None and second.first.url.startswith("http://p0:1/")
+    asked, told = json.loads(second.body), json.loads(second.first.body)
+    assert asked == told and asked["bootstrap_host"] == "p0" and asked["max_tokens"] == 4
+    assert asked["bootstrap_room"] != json.loads(make(4, Ask(8, 4), b"[1]").body)["bootstrap_room"]

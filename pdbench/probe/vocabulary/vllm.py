@@ -46,6 +46,16 @@ VLLM = Vocabulary(
         counter("nixl_failed_notifications", "vllm:nixl_num_failed_notifications"),
         counter("nixl_kv_expired", "vllm:nixl_num_kv_expired_reqs"),
         counter("nixl_used_after_expiry", "vllm:nixl_num_notifications_after_expiry"),
+        # Other connectors that show something of their own; MoRI-IO, FlexKV and Mooncake P/D have log lines at most.
+        counter("offload_load_nbytes", "vllm:kv_offload_load_bytes"),
+        counter("offload_load_s", "vllm:kv_offload_load_time"),
+        counter("offload_store_nbytes", "vllm:kv_offload_store_bytes"),
+        counter("offload_store_s", "vllm:kv_offload_store_time"),
+        histogram("store_operation_s", "vllm:mooncake_store_operation_time_seconds"),
+        counter("store_nbytes", "vllm:mooncake_store_bytes"),
+        counter("store_failed_keys", "vllm:mooncake_store_failed_keys"),
+        histogram("hf3fs_load_s", "vllm:hf3fs_load_duration_seconds"),
+        histogram("hf3fs_save_s", "vllm:hf3fs_save_duration_seconds"),
         Series("params_n", "histogram", ("vllm:request_params_n",), edge_only=True),
     ),
 )
