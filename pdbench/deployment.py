@@ -16,7 +16,7 @@ from urllib.parse import SplitResult, unquote, urlsplit, urlunsplit
 from pdbench.errors import UsageError
 from pdbench.route import UNIX, unix_url
 
-ROLES = ("proxy", "prefill", "decode", "colocated")
+ROLES = ("proxy", "prefill", "decode", "colocated", "render")
 MODES = ("pull", "push", "colocated")
 GUIDE_PORTS = {"proxy": 8192, "prefill": 8100, "decode": 8200}
 API_KEY_VARIABLE = "PDBENCH_API_KEY"
@@ -124,10 +124,9 @@ class Deployment:
 
     @property
     def front(self) -> Server:
-        """The server that a request meets first: the entry, or a prefill server where pdbench itself is the proxy."""
-        return (
-            self.entry if self.of("proxy") or self.of("colocated") or not self.of("prefill") else self.of("prefill")[0]
-        )
+        """The server that a request meets first: the entry, or the first hop's where pdbench itself is the proxy."""
+        first = [self.of(role) for role in ("proxy", "colocated", "prefill", "render")]
+        return next((servers[0] for servers in first if servers), None) or self.entry
 
     @property
     def decode_slots(self) -> int | None:

@@ -117,6 +117,7 @@ class TargetFlags:
     prefill: Sequence[str] = ()
     decode: Sequence[str] = ()
     server: Sequence[str] = ()
+    render: Sequence[str] = ()
     target: Sequence[str] = ()  # NAME=RECIPE_OR_PROXY_URL
     recipe: Path | None = None
     metrics_url: Sequence[str] = ()  # SERVER=URL, e.g. decode-0=http://...
@@ -133,7 +134,13 @@ class TargetFlags:
 
     @property
     def urls(self) -> list[tuple[str, str]]:
-        roles = {"proxy": self.proxy, "prefill": self.prefill, "decode": self.decode, "colocated": self.server}
+        roles = {
+            "proxy": self.proxy,
+            "prefill": self.prefill,
+            "decode": self.decode,
+            "colocated": self.server,
+            "render": self.render,
+        }
         return [(role, url) for role, urls in roles.items() for text in urls for url in text.split(",") if url.strip()]
 
     @property

@@ -66,6 +66,9 @@ class RequestRow:
     turn: int | None = None  # of its session, from 1
     reasoning_tokens: int | None = None  # of a turn's answer: the thinking trace, from usage or by its share of events
     worker: int | None = None  # which one sent it, where several processes did
+    render_done_s: float | None = None  # the first hop of --drive render
+    derender_sent_s: float | None = None  # its last
+    derender_done_s: float | None = None
     prefill_sent_s: float | None = None  # hop 1 of --drive two-hop
     prefill_done_s: float | None = None
     told_prefill_s: float | None = None  # as Dynamo tells: prefill's queue and compute

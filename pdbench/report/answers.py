@@ -51,6 +51,9 @@ class Answers:
     reasoning_tokens: Floats  # of its answer
     shared_len: Floats  # prompt tokens that an earlier request of the cell began with
     second: Floats  # token
+    render_done: Floats  # of --drive render
+    derender_sent: Floats
+    derender_done: Floats
     prefill_sent: Floats  # hop 1 of a two-hop drive
     prefill_done: Floats
     decode_sent: Floats
@@ -161,6 +164,9 @@ def read_answers(requests: pandas.DataFrame, chunks: Mapping[str, Floats]) -> An
         reasoning_tokens=column("reasoning_tokens"),
         shared_len=column("shared_len"),
         second=column("second_token_s"),
+        render_done=column("render_done_s"),
+        derender_sent=column("derender_sent_s"),
+        derender_done=column("derender_done_s"),
         prefill_sent=column("prefill_sent_s"),
         prefill_done=column("prefill_done_s"),
         decode_sent=column("decode_sent_s"),

@@ -10,7 +10,10 @@ from pdbench.report.columns import Column
 from pdbench.report.markup import Markup, table, tag
 from pdbench.report.wording import CellSummary, place, tenths
 
-LEGS = {"prefill": "prefill leg", "between": "between", "decode": "decode leg", "second_token": "second token"}
+LEGS = {
+    "render": "render", "prefill": "prefill leg", "between": "between", "decode": "decode leg",
+    "second_token": "second token", "derender": "derender",
+}  # fmt: skip
 FIGURES = ("mean", "p50", "p90", "p99")
 
 

@@ -40,9 +40,11 @@ def traffic_of(cell: Measured) -> str | None:
 def legs_ms(answers: Answers) -> dict[str, Any]:
     """Mean, p50, p90 and p99 of each leg over the answered requests, and of the gap to the second token."""
     spans: dict[str, Floats] = {
+        "render": answers.render_done - answers.sent,
         "prefill": answers.prefill_done - answers.prefill_sent,
         "between": answers.decode_sent - answers.prefill_done,
         "decode": answers.first - answers.decode_sent,
+        "derender": answers.derender_done - answers.derender_sent,
     }
     found = {name: _figures(answers, span) for name, span in spans.items()}
     if any(found.values()):

@@ -32,6 +32,7 @@ def sweep(
     prefill: Annotated[Texts, typer.Option(help="URL of a prefill server; repeatable.", rich_help_panel=TARGET)] = None,
     decode: Annotated[Texts, typer.Option(help="URL of a decode server; repeatable.", rich_help_panel=TARGET)] = None,
     server: Annotated[Texts, typer.Option(help="URL of a co-located server.", rich_help_panel=TARGET)] = None,
+    render: Annotated[Texts, typer.Option(help="URL of a render server; repeatable.", rich_help_panel=TARGET)] = None,
     target: Annotated[
         Texts, typer.Option(help="NAME=RECIPE_OR_PROXY_URL; give two to compare them.", rich_help_panel=TARGET)
     ] = None,
@@ -187,7 +188,7 @@ def sweep(
     _tell(run, failure, as_json=json)
 
 
-LISTS = ("proxy", "prefill", "decode", "server", "target", "metrics_url", "decode_log", "prefill_log")
+LISTS = ("proxy", "prefill", "decode", "server", "render", "target", "metrics_url", "decode_log", "prefill_log")
 TARGET_FLAGS = tuple(TargetFlags.__dataclass_fields__)
 
 

@@ -15,6 +15,7 @@ from pdbench.sweep.client import Client, Request
 from pdbench.sweep.clients import open_client
 from pdbench.sweep.hops import PREFILL_FIELDS, bootstrap_host, both_sides, open_each, open_hops
 from pdbench.sweep.plan import Plan
+from pdbench.sweep.render import open_four_hops, open_rendering, renderers
 from pdbench.sweep.schedule import Ask
 
 MakeRequest = Callable[[int], Request]
@@ -66,6 +67,12 @@ def through_sidecar(deployment: Deployment, plan: Plan, id_prefix: str) -> AskRe
     return request
 
 
+def rendered(deployment: Deployment, plan: Plan, id_prefix: str) -> AskRequest:
+    """Requests to the render tier, which turns them into token ids; whatever comes after is the client's to do."""
+    ask = [_asking(deployment, plan, id_prefix, server.url, path="/render") for server in renderers(deployment)]
+    return lambda index, asked, prompt: ask[index % len(ask)](index, asked, prompt)
+
+
 def _sglang_meeting(url: str, request_id: str) -> bytes:
     """SGLang's prefill and decode find each other by a room number; 8998 is its default bootstrap port."""
     room = zlib.crc32(request_id.encode()) << 16 | zlib.adler32(request_id.encode()) & 0xFFFF
@@ -77,9 +84,11 @@ def _with(request: Request, more: bytes, **fields: Any) -> Request:
     return replace(request, body=request.body[:-1] + more + b"}", **fields)
 
 
-def _asking(deployment: Deployment, plan: Plan, id_prefix: str, base: str, instead: Any = None) -> AskRequest:
+def _asking(
+    deployment: Deployment, plan: Plan, id_prefix: str, base: str, instead: Any = None, path: str = ""
+) -> AskRequest:
     """Requests to one server; `instead` are fields that take the place of the client's own."""
-    url = base + _PATHS[plan.endpoint]
+    url = base + _PATHS[plan.endpoint] + path
     headers = {
         "Content-Type": "application/json",
         "Accept": "text/event-stream",
@@ -136,4 +145,6 @@ def _open_decodes(deployment: Deployment, connections: str) -> AbstractAsyncCont
 
 
 DRIVES: dict[str, Drive] = {"proxy": through_proxy, "two-hop": two_hop, "sidecar": through_sidecar}
+DRIVES |= {"render": rendered, "render-only": rendered}
 OPENS: dict[str, OpenDrive] = {"proxy": _open_entry, "two-hop": open_hops, "sidecar": _open_decodes}
+OPENS |= {"render": open_four_hops, "render-only": open_rendering}

@@ -49,7 +49,7 @@ async def open_hops(deployment: Deployment, connections: str = "fresh") -> Async
 
 
 @asynccontextmanager
-async def open_each(servers: Sequence[Server], connections: str) -> AsyncIterator[Client]:
+async def open_each(servers: Sequence[Server], connections: str) -> AsyncIterator[Several]:
     """A client for several servers: each request goes to the one that its URL names."""
     async with AsyncExitStack() as stack:
         clients = {one.url: await stack.enter_async_context(open_client(one.url, connections)) for one in servers}
@@ -128,6 +128,7 @@ class Several:
 
     def __init__(self, clients: Mapping[str, Client]) -> None:
         self._clients = clients
+        self._by_url: dict[str, Client] = {}
 
     @property
     def lead_ns(self) -> int:
@@ -142,7 +143,12 @@ class Several:
         return self.of(request).start(request, intended_ns, timeout_s, opening)
 
     def of(self, request: Request) -> Client:
-        return self._clients[_base(request.url)]
+        """The client of the server that a request's URL begins with."""
+        found = self._by_url.get(request.url)
+        if found is None:
+            base = max((url for url in self._clients if request.url.startswith(f"{url}/")), key=len)
+            found = self._by_url[request.url] = self._clients[base]
+        return found
 
     def end_all(self) -> None:
         for client in self._clients.values():

@@ -208,6 +208,8 @@ def has_output(choice: dict[str, Any]) -> bool:
     """Whether a choice carries generated output in any channel: text, content, reasoning, tool-call arguments."""
     if _filled(choice.get("text")):
         return True
+    if "text" not in choice and "delta" not in choice and _list(choice.get("token_ids")):
+        return True  # of /inference/v1/generate, which answers with ids alone
     delta = choice.get("delta")
     if not isinstance(delta, dict):
         delta = choice.get("message")

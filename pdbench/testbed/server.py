@@ -20,6 +20,7 @@ from pdbench.testbed.kv import block_hashes
 from pdbench.testbed.loop import Stall, drive
 from pdbench.testbed.metrics import Metrics
 from pdbench.testbed.metrics_page import CONTENT_TYPE, MetricsPage
+from pdbench.testbed.render import Rendering
 from pdbench.testbed.request import Request
 from pdbench.testbed.server_info import server_info
 from pdbench.testbed.settings import Place, Settings
@@ -65,6 +66,7 @@ class Server:
                 web.get("/metrics", self.metrics_page),
             ]
         )
+        app.add_routes(Rendering(self).routes())
         if self.settings.dev_mode:
             app.router.add_get("/server_info", self.info)
         return app
@@ -89,7 +91,7 @@ class Server:
 
     async def list_models(self, request: web.Request) -> web.Response:
         """The one model."""
-        return self._unauthorized(request) or web.json_response(self.models)
+        return self.unauthorized(request) or web.json_response(self.models)
 
     def _models(self) -> dict[str, Any]:
         model = {
@@ -104,7 +106,8 @@ class Server:
         }
         return {"object": "list", "data": [model]}
 
-    def _unauthorized(self, request: web.Request) -> web.Response | None:
+    def unauthorized(self, request: web.Request) -> web.Response | None:
+        """401 where the key is missing."""
         key = self.settings.api_key
         if key and request.headers.get("Authorization") != f"Bearer {key}":
             return web.json_response({"error": "Unauthorized"}, status=401)
@@ -115,7 +118,7 @@ class Server:
     async def generate(self, http: web.Request, chat: bool) -> web.StreamResponse:
         """Both completion endpoints."""
         received = time.monotonic()
-        refused = self._unauthorized(http)
+        refused = self.unauthorized(http)
         if refused is not None:
             return refused
         try:

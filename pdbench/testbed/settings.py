@@ -47,6 +47,7 @@ class Settings:
     thinking_tokens: int = _is(0, "of each chat answer, so many tokens are a thinking trace")
     keep_thinking: bool = _is(False, "the chat template keeps the thinking of earlier turns; most drop it")
 
+    render_ms_per_token: float = _is(0.0017, "time to template and tokenise one prompt token, one request at a time")
     prefill_ms_per_token: float = _is(60.0 / 16384, "time to compute one prompt token")
     prefill_fixed_ms: float = _is(0.0, "added once to each computed prompt")
     step_base_ms: float = _is(5.5, "a decode step takes this ...")
