@@ -54,6 +54,7 @@ async def open_aiohttp(url: str, keeps: bool = False) -> AsyncIterator[AiohttpCl
         read_bufsize=_READ_BUFFER_NBYTES,
         max_line_size=MAX_HEAD_NBYTES,
         max_field_size=MAX_HEAD_NBYTES,
+        auto_decompress=False,
         skip_auto_headers=("User-Agent", "Accept-Encoding"),
     ) as session:
         client = AiohttpClient(session, http_proxy(url))
@@ -130,6 +131,7 @@ class AiohttpClient:
         try:
             async with asyncio.timeout(timeout_s):
                 response = await self._ask(request, attempt)
+                _end_with_the_connection(response)
                 try:
                     await self._read(response, raw)
                 finally:
@@ -175,6 +177,7 @@ class AiohttpClient:
     async def _read(self, response: aiohttp.ClientResponse, raw: RawAnswer) -> None:
         raw.http_status = response.status
         raw.content_type = response.headers.get("Content-Type")
+        raw.content_encoding = response.headers.get("Content-Encoding")
         raw.location = response.headers.get("Location")
         read, reads, now, nbytes = response.content.readany, raw.reads, time.monotonic_ns, 0
         while data := await read():
@@ -190,6 +193,20 @@ class AiohttpClient:
             response.release()  # back to those that are kept, if any are
         else:
             response.close()
+
+
+def _end_with_the_connection(response: aiohttp.ClientResponse) -> None:
+    """Where its parser refuses a body, aiohttp closes the connection, but whoever waits for the body waits on."""
+    content, protocol = response.content, response.connection and response.connection.protocol
+    closed: asyncio.Future[None] | None = getattr(protocol, "closed", None)
+    if closed is None or content.is_eof():
+        return
+
+    def on_close(_: asyncio.Future[None]) -> None:
+        if not content.is_eof() and content.exception() is None:
+            content.set_exception(aiohttp.http.HttpProcessingError(message="the body is no HTTP/1.1"))
+
+    closed.add_done_callback(on_close)
 
 
 def _kind(error: Exception, attempt: _Attempt) -> str:

@@ -67,7 +67,7 @@ class RawAnswer:
     done_ns: int | None = None
     http_status: int | None = None
     content_type: str | None = None
-    content_encoding: str | None = None  # of the reads; None where the client has undone it
+    content_encoding: str | None = None  # of the reads
     location: str | None = None
     reads: list[tuple[int, bytes]] = field(default_factory=list)
     lags_ns: array[int] = field(default_factory=lambda: array("q"))

@@ -17,7 +17,7 @@ from typing import Protocol
 from pdbench.sweep.client import MAX_ANSWER_NBYTES, USER_STAMP, RawAnswer, Request, answer_to, os_error_words
 from pdbench.sweep.connection import Connection
 from pdbench.sweep.connection import Home as ConnectionHome
-from pdbench.sweep.http1 import ProtocolError, ResponseReader, request_head
+from pdbench.sweep.http1 import ResponseReader, request_head
 from pdbench.sweep.kernel_clock import KernelClock
 from pdbench.sweep.tls import Tls, ssl_error_words
 
@@ -197,11 +197,7 @@ class Exchange:
             self._closed()
             return
         reader = self._reader
-        try:
-            body = reader.feed(data)
-        except ProtocolError as error:
-            self.finish("protocol", str(error))
-            return
+        body = reader.feed(data)
         if raw.first_byte_ns is None and reader.head is not None:
             raw.first_byte_ns = stamp_ns
         if body:
@@ -210,6 +206,8 @@ class Exchange:
             self._nbytes += len(body)
         if reader.complete:
             self.finish("complete", "", stamp_ns)
+        elif reader.error is not None:
+            self.finish("protocol", reader.error)
         elif self._nbytes > MAX_ANSWER_NBYTES:
             self.finish("too-large", f"the answer is longer than {MAX_ANSWER_NBYTES >> 20} MiB")
 

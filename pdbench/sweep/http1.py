@@ -100,22 +100,23 @@ def _unfolded(lines: Sequence[bytes]) -> list[bytes]:
 
 class ResponseReader:
     """Fed with what was received, it returns the bytes of the body in it. `complete` is set where the answer ends; what
-    follows is not looked at, only that there was a `surplus`. Interim responses (1xx) are passed over."""
+    follows is not looked at, only that there was a `surplus`. Where the bytes are no response, `error` says why, and
+    the body ends with what came before. Interim responses (1xx) are passed over. No cut changes any of this."""
 
-    __slots__ = ("_chunk_left", "_held", "_left", "_phase", "begun", "complete", "head", "surplus")
+    __slots__ = ("_chunk_left", "_held", "_left", "_phase", "begun", "complete", "error", "head", "surplus")
 
     def __init__(self) -> None:
         self.head: Head | None = None
         self.begun = False  # some byte has come
         self.complete = False
         self.surplus = False
+        self.error: str | None = None
         self._phase = self._in_head
         self._held = b""  # a piece of a head, a size line or a trailer that is not whole yet
         self._left = 0  # bytes of the body to come, by Content-Length
         self._chunk_left = 0  # bytes of the chunk to come, with the line end after it; 0: a size line is next
 
     def feed(self, data: bytes) -> bytes:
-        """Raises ProtocolError."""
         return self._phase(data)
 
     @property
@@ -133,19 +134,26 @@ class ResponseReader:
         self.begun = True
         searched = max(0, len(self._held) - 3)
         held = self._held + data
-        while (end := _HEAD_END.search(held, searched)) is not None:
-            head = read_head(held[: end.start()])
+        while (end := _HEAD_END.search(held, searched)) is not None and end.start() <= MAX_HEAD_NBYTES:
+            try:
+                head = read_head(held[: end.start()])
+            except ProtocolError as error:
+                return self._refuse(str(error))
             held, searched = held[end.end() :], 0
             if head.status == 101:
-                raise ProtocolError("the server switches protocols")
+                return self._refuse("the server switches protocols")
             if head.status >= 200:
                 self._held = b""
                 return self._begin(head, held)
         if len(held) > MAX_HEAD_NBYTES:
-            raise ProtocolError(f"a head of more than {MAX_HEAD_NBYTES >> 10} KiB")
+            return self._refuse(f"a head of more than {MAX_HEAD_NBYTES >> 10} KiB")
         if not b"HTTP/1.".startswith(held[:7]):
-            raise ProtocolError(f"no HTTP/1.1 status line: {held[:60]!r}")
+            return self._refuse(f"no HTTP/1.1 status line: {held[:60]!r}")
         self._held = held
+        return b""
+
+    def _refuse(self, why: str) -> bytes:
+        self.error = why
         return b""
 
     def _begin(self, head: Head, rest: bytes) -> bytes:
@@ -192,7 +200,8 @@ class ResponseReader:
                 continue
             if self._chunk_left:  # the line end after a chunk
                 if data[place : place + self._chunk_left] != b"\r\n"[2 - self._chunk_left :][: len(data) - place]:
-                    raise ProtocolError("a chunk that is longer than its size")
+                    self._refuse("a chunk that is longer than its size")
+                    break
                 taken = min(self._chunk_left, len(data) - place)
                 place += taken
                 self._chunk_left -= taken
@@ -212,7 +221,7 @@ class ResponseReader:
     def _hold(self, rest: bytes, forbidden: bytes) -> None:
         """Keep the begin of a line for the next read."""
         if forbidden in rest or len(rest) > MAX_HEAD_NBYTES or not re.match(rb"[0-9A-Fa-f]", rest):
-            raise ProtocolError(f"no size of a chunk: {rest[:60]!r}")
+            self._refuse(f"no size of a chunk: {rest[:60]!r}")
         self._held = rest
 
     def _in_trailers(self, data: bytes) -> bytes:
@@ -226,7 +235,7 @@ class ResponseReader:
             place = end.end()
         self._held = data[place:]
         if len(self._held) > MAX_HEAD_NBYTES:
-            raise ProtocolError("a trailer without end")
+            return self._refuse("a trailer without end")
         return b""
 
 
