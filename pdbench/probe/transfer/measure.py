@@ -41,7 +41,7 @@ def measure(side: Side, cell: Cell, repeat: int) -> dict[str, Any]:
     """Everything that was found in one pass over a cell, times in seconds, as plain data."""
     agent = side.endpoint.agent
     chosen = picks(cell.pattern, cell.ids, cell.in_flight, seed=side.plan.seed + cell.cell)
-    prep_s, lists = _prepare(side, cell)
+    prep_s, lists = prepared(side, cell)
     rows = tuple(
         (indices(cell.pattern, one.here, cell.in_flight), indices(cell.pattern, one.there, cell.in_flight))
         for one in chosen
@@ -53,7 +53,7 @@ def measure(side: Side, cell: Cell, repeat: int) -> dict[str, Any]:
         found |= _verify(side, cell, chosen, transfer)
         if cell.asked:
             found["moved"] = _prove(side, cell, transfer)
-    contestants, missing = _contestants(side, cell, chosen, transfer)
+    contestants, missing = contestants_of(side, cell, chosen, transfer)
     before = _busy(side)
     kept = rounds.play(contestants, side.plan.duration_s / side.plan.repeats, side.plan.seed + cell.cell + repeat)
     found["busy"] = _spent(before, _busy(side))
@@ -62,12 +62,12 @@ def measure(side: Side, cell: Cell, repeat: int) -> dict[str, Any]:
         found["perftest"] = perftest(cell.op, cell.memory, cell.pattern.nbytes // found["descriptors_merged"])
     found["ucx"] = _told_by_ucx(side, cell)
     with refused("release its descriptor lists"):
-        for prepared in lists:
-            agent.release_dlist_handle(prepared)
+        for each in lists:
+            agent.release_dlist_handle(each)
     return found
 
 
-def _prepare(side: Side, cell: Cell) -> tuple[float, list[Any]]:
+def prepared(side: Side, cell: Cell) -> tuple[float, list[Any]]:
     """Both lists of every block of every region, which vLLM prepares once for each peer."""
     end, remote = side.endpoint, side.endpoint.remote
     assert remote is not None
@@ -132,7 +132,7 @@ def counters() -> dict[str, list[int]]:
     return {name: [each.sent_bytes, each.received_bytes] for name, each in moved().items()}
 
 
-def _contestants(
+def contestants_of(
     side: Side, cell: Cell, chosen: list[Picks], transfer: Transfer
 ) -> tuple[dict[str, Contestant], dict[str, str]]:
     """Who runs in each round, and why a reference does not."""

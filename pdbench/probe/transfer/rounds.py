@@ -122,9 +122,11 @@ def polled(transfer: Transfer, interval_s: float) -> Contestant:
     return run
 
 
-def play(contestants: dict[str, Contestant], budget_s: float, seed: int) -> dict[str, list[list[float]]]:
+def play(
+    contestants: dict[str, Contestant], budget_s: float, seed: int, fewest: int = FEWEST_ROUNDS
+) -> dict[str, list[list[float]]]:
     """Rounds in which every contestant runs once, in a new order each time, so that none always finds the same
-    caches. The first round warms up and is dropped. At least two rounds are kept, more while `budget_s` lasts."""
+    caches. The first round warms up and is dropped. `fewest` rounds are kept, more while `budget_s` lasts."""
     rng = np.random.default_rng(seed)
     names = list(contestants)
     kept: dict[str, list[list[float]]] = {name: [] for name in names}
@@ -134,6 +136,6 @@ def play(contestants: dict[str, Contestant], budget_s: float, seed: int) -> dict
             times = contestants[names[place]]()
             if number:
                 kept[names[place]].append(list(times))
-        if number >= FEWEST_ROUNDS and time.perf_counter() > end:
+        if number >= fewest and time.perf_counter() > end:
             break
     return kept
