@@ -189,6 +189,15 @@ def test_its_twin_has_a_verdict(tmp_path: Path) -> None:
     assert summary["results"][0]["theory_fraction"] == pytest.approx(0.8, rel=0.01)
 
 
+def test_two_gpus_have_the_theory_of_what_joins_them(tmp_path: Path) -> None:
+    pair = {"gpus": [0, 1], "path": "nvswitch", "connection": "NV18", "read": "OK", "gb_s": 450.0}
+    knobs = {"memory": "VRAM", "carrier": IPC, "gb_s": 378.0}
+    summary = judged(tmp_path / "direct", knobs, gpu_pair=pair)
+    assert "84% of NV18 (450 GB/s)" in summary["answer"] and codes(summary) == {}
+    bounced = judged(tmp_path / "bounced", {**knobs, "carrier": ("software emulation", "sysv/memory")}, gpu_pair=pair)
+    assert "theory" not in bounced["results"][0]
+
+
 def test_memory_beside_a_nic_says_nothing_of_its_theory(tmp_path: Path) -> None:
     sides = {"decode": NDR, "prefill": {"boot_id": "two", **NDR}}
     knobs = {"carrier": RC, "counted": {"mlx5_0:1": 1.0}, "gb_s": 47.0, "references": {"memcpy": 90.0, "tcp": 3.0}}

@@ -194,6 +194,7 @@ def _writing(run: Run) -> Callable[[str, dict[str, Any]], None]:
                 cells["of"] = event["count"]
             case "setup":
                 run.document["setup"].append({key: event[key] for key in ("backend", "memory", "setup_ms")})
+                run.document["gpu_pair"] = event["gpu_pair"] or run.document.get("gpu_pair")
             case "cell":
                 cells["done"] += 1
                 with storing(run.path), (run.path / FILE).open("a", encoding="utf-8") as lines:

@@ -24,6 +24,14 @@ def gpus() -> tuple[int, str]:
     return count.value, "the driver shows none"
 
 
+def pci_address(device: int) -> str | None:
+    """Where the GPU is, since CUDA and NVML may number it differently; None where the driver does not tell."""
+    cuda, handle, text = _driver(), ctypes.c_int(), ctypes.create_string_buffer(32)
+    if not hasattr(cuda, "cuDeviceGetPCIBusId") or cuda.cuDeviceGet(ctypes.byref(handle), device):
+        return None
+    return None if cuda.cuDeviceGetPCIBusId(text, 32, handle) else text.value.decode("ascii", "replace")
+
+
 def gpu_memory(nbytes: int, device: int) -> Memory:
     """Memory of one GPU, in its primary context, which becomes this thread's."""
     cuda = _driver()

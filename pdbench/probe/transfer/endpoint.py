@@ -11,6 +11,7 @@ import numpy as np
 
 from pdbench.littles_law.plan_text import binary_size
 from pdbench.probe.transfer.channel import Message
+from pdbench.probe.transfer.cuda import pci_address
 from pdbench.probe.transfer.memory import Memory, memory_of, wipe
 from pdbench.probe.transfer.nixl import agent_of, refused
 
@@ -22,6 +23,7 @@ class Remote:
     agent: str
     address: int
     device: int
+    pci: str | None
 
 
 @dataclass(slots=True)
@@ -38,7 +40,12 @@ class Endpoint:
 
     def introduction(self) -> Message:
         metadata = base64.b64encode(self.agent.get_agent_metadata()).decode()
-        return {"metadata": metadata, "address": self.memory.address, "device": self.memory.device}
+        where = {"address": self.memory.address, "device": self.memory.device, "pci": self.pci}
+        return {"metadata": metadata, **where}
+
+    @property
+    def pci(self) -> str | None:
+        return pci_address(self.memory.device) if self.memory.kind == "VRAM" else None
 
     def meet(self, other: Message) -> None:
         begin = time.perf_counter()
@@ -46,7 +53,7 @@ class Endpoint:
             name = self.agent.add_remote_agent(base64.b64decode(other["metadata"]))
             self.agent.make_connection(name)
         self.setup_ms["connect"] = since_ms(begin)
-        self.remote = Remote(name, int(other["address"]), int(other["device"]))
+        self.remote = Remote(name, int(other["address"]), int(other["device"]), other["pci"])
 
     def close(self) -> None:
         with refused("take back its registration"):

@@ -34,6 +34,7 @@ from pdbench.probe.transfer.memory import checksum, fill, guards_are_wiped, refu
 from pdbench.probe.transfer.pattern import picks
 from pdbench.probe.transfer.plan import Cell, Plan, cell_of, cells, plan_of, pool_bytes
 from pdbench.probe.transfer.references import receive_into
+from pdbench.probe.transfer.wiring import gpu_pair
 
 ROLES = ("prefill", "decode")
 OTHER = {"prefill": "the decode side", "decode": "the prefill side"}
@@ -161,13 +162,19 @@ def lead(worker: Worker, plan: Plan, emit: Callable[[Message], None]) -> None:
         for memory in memories:
             with worker.explaining():
                 meet(worker, backend, memory)
-                assert worker.endpoint is not None
-                emit({"event": "setup", "backend": backend, "memory": memory, "setup_ms": worker.endpoint.setup_ms})
+                emit({"event": "setup", "backend": backend, "memory": memory, **_setup(worker)})
                 _pass_over([cell for cell in todo if (cell.backend, cell.memory) == (backend, memory)], worker, emit)
                 worker.conversation.ask("close")
             worker.conversation.handlers["close"]({})
     worker.conversation.channel.send({"do": "bye"})
     emit({"event": "done"})
+
+
+def _setup(worker: Worker) -> dict[str, Any]:
+    end = worker.endpoint
+    assert end is not None and end.remote is not None
+    within = host.same_host(worker.facts, worker.peer)
+    return {"setup_ms": end.setup_ms, "gpu_pair": gpu_pair(end.pci, end.remote.pci) if within else None}
 
 
 def _pass_over(todo: list[Cell], worker: Worker, emit: Callable[[Message], None]) -> None:

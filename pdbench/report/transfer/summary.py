@@ -7,7 +7,7 @@ from typing import Any
 
 from pdbench.littles_law.plan_text import ms, number, percent, plain, size
 from pdbench.report.transfer import findings, predict, results, sound
-from pdbench.report.transfer.carrier import WITHIN_HOST
+from pdbench.report.transfer.carrier import GPU_DIRECT, WITHIN_HOST
 from pdbench.report.wording import clean
 from pdbench.run import Run
 
@@ -21,7 +21,7 @@ def summarise(run: Run) -> dict[str, Any]:
     sides, plan = document.get("sides") or {}, document["plan"]
     cells = results.by_cell(found)
     asked = [results.result(cell, sides, plan.get("poll_interval_s")) for cell in cells if cell[0]["asked"]]
-    asked = [each | _theory(each, document.get("link"), sides) for each in asked]
+    asked = [each | _theory(each, document, sides) for each in asked]
     validity = [doubt.document() for doubt in sound.doubts(found, asked, sides)]
     refused = sound.forbids_verdict(validity)
     made = predict.fits(list(results.shapes(cells)))
@@ -61,10 +61,14 @@ def _harmless(value: Any) -> Any:
     return clean(value, MOST_WORDS) if isinstance(value, str) else value
 
 
-def _theory(result: Mapping[str, Any], link: Mapping[str, Any] | None, sides: Mapping[str, Any]) -> dict[str, Any]:
-    """What the link allows: as named on the command line, else the line rates of the NICs that UCX names."""
+def _theory(result: Mapping[str, Any], run: Mapping[str, Any], sides: Mapping[str, Any]) -> dict[str, Any]:
+    """What the link allows: as named on the command line, else what joins the two GPUs where one reaches into the
+    other, else the line rates of the NICs that UCX names."""
+    link, pair = run.get("link"), run.get("gpu_pair") or {}
     if link is not None:
         gb_s, name = float(link["gb_s"]), str(link["name"])
+    elif pair.get("gb_s") and findings.transports(result) & GPU_DIRECT:
+        gb_s, name = float(pair["gb_s"]), str(pair["connection"] or pair["path"])
     else:
         initiator = sides.get("decode" if result["op"] == "READ" else "prefill") or {}
         rates = initiator.get("nic_gb_s") or {}
