@@ -185,7 +185,7 @@ def test_no_verdict(
 
 def test_its_twin_has_a_verdict(tmp_path: Path) -> None:
     summary = judged(tmp_path, {"others": 0.2, "references": {"memcpy": 12.0}}, link={"name": "400 Gb/s", "gb_s": 12.5})
-    assert codes(summary) == {} and summary["verdict"].startswith("At best 80% of 400 Gb/s (12.5 GB/s one way)")
+    assert codes(summary) == {} and summary["verdict"].startswith("At best 80% of 400 Gb/s (12.5 GB/s) one way")
     assert summary["results"][0]["theory_fraction"] == pytest.approx(0.8, rel=0.01)
 
 

@@ -166,6 +166,7 @@ def _carry_out(
             spec = {"token": token, "connect_s": 30.0, "gpu": plan.gpu[1], "host": target[0], "port": target[1]}
             workers.append(start("decode", {**spec, "plan": plan.document()}, logs))
             run.document["notes"] += listen_to(workers, limit_s, _writing(run))
+        run.document["perftest"] = _perftest(run)
     except KeyboardInterrupt:
         return Interrupted("interrupted; what was measured is saved.", f"See it: pdbench report {run.path}")
     except PdbenchError as error:
@@ -202,6 +203,20 @@ def _writing(run: Run) -> Callable[[str, dict[str, Any]], None]:
                 _progress(cells["done"], cells["of"])
 
     return take
+
+
+def _perftest(run: Run) -> list[dict[str, Any]]:
+    """UCX without NIXL on the sizes that NIXL moved, where both sides were on this host."""
+    from pdbench.probe.transfer.perftest import installed, perftest
+    from pdbench.report.transfer.results import passes
+
+    boots = {side["boot_id"] for side in run.document["sides"].values()}
+    if not installed() or len(boots) > 1:
+        return []
+    verified = [each for each in passes(run) if each["asked"] and each.get("descriptors_merged")]
+    over_ucx = [each for each in verified if (each["backend"], each["memory"]) == ("UCX", "DRAM")]
+    sizes = dict.fromkeys((each["op"], each["nbytes"] // each["descriptors_merged"]) for each in over_ucx)
+    return [{"op": op, "nbytes": nbytes, **perftest(op, nbytes)} for op, nbytes in sizes]
 
 
 def _progress(done: int, of: int) -> None:

@@ -15,7 +15,6 @@ from pdbench.probe.transfer.endpoint import Endpoint
 from pdbench.probe.transfer.memory import checksum, fill, guards_are_wiped, wipe
 from pdbench.probe.transfer.nixl import refused
 from pdbench.probe.transfer.pattern import Picks, descriptors, indices, picks
-from pdbench.probe.transfer.perftest import perftest
 from pdbench.probe.transfer.plan import STUCK_S, Cell, Plan
 from pdbench.probe.transfer.references import REFERENCES, Contest, NotHere
 from pdbench.probe.transfer.rounds import Contestant, Transfer
@@ -26,13 +25,12 @@ PROOF_BYTES, PROOF_ROUNDS, PROOF_S = 64 << 20, 64, 1.0
 
 @dataclass(frozen=True, slots=True)
 class Side:
-    """What the initiating side works with. `same_host`, `peer_pid`: of the other side, where that means anything."""
+    """What the initiating side works with. `peer_pid`: of the other side, where it means anything here."""
 
     endpoint: Endpoint
     conversation: Conversation
     data: socket.socket
     plan: Plan
-    same_host: bool
     peer_pid: int | None
     read_log: Callable[[], str]
 
@@ -58,8 +56,6 @@ def measure(side: Side, cell: Cell, repeat: int) -> dict[str, Any]:
     kept = rounds.play(contestants, side.plan.duration_s / side.plan.repeats, side.plan.seed + cell.cell + repeat)
     found["busy"] = _spent(before, _busy(side))
     found["rounds"], found["missing"] = kept, missing
-    if repeat == 0 and cell.asked and cell.backend == "UCX" and side.same_host:
-        found["perftest"] = perftest(cell.op, cell.memory, cell.pattern.nbytes // found["descriptors_merged"])
     found["ucx"] = _told_by_ucx(side, cell)
     with refused("release its descriptor lists"):
         for each in lists:

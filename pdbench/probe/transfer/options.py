@@ -125,9 +125,9 @@ def address(text: str, option: str) -> tuple[str, int]:
 
 
 def link_document(link: Link | None) -> dict[str, Any] | None:
-    return (
-        None if link is None else {"name": link.what if link.what != "as given" else link.name, "gb_s": link.line_gb_s}
-    )
+    if link is None:
+        return None
+    return {"name": "the link" if link.what == "as given" else link.what, "gb_s": link.line_gb_s}
 
 
 def interval(text: str | None) -> float | None:

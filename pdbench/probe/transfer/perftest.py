@@ -1,7 +1,8 @@
 """`ucx_perftest`, where it is installed: UCX without NIXL, on the same sizes.
 
-Its server listens on 0.0.0.0, so both of its ends run in a network namespace of their own, which nothing else reaches;
-where none can be had, or the ends would be on two hosts, it is not run.
+It polls as busily as NIXL's threads do, so it runs when the workers have ended and not in their rounds. Its server
+listens on 0.0.0.0: both of its ends run in a network namespace of their own, which nothing else reaches; where none can
+be had, or the ends would be on two hosts, it is not run.
 """
 
 from __future__ import annotations
@@ -28,13 +29,13 @@ _MIB_IN_GB = (1 << 20) / 1e9  # its "MB" are MiB
 _CLONE_NEWUSER, _CLONE_NEWNET, _SIOCSIFFLAGS, _IFF_UP = 0x10000000, 0x40000000, 0x8914, 1
 
 
-def perftest(op: str, memory: str, descriptor_bytes: int) -> dict[str, Any]:
-    """{"gb_s": ...}, or {"why": ...} where it cannot be run; empty where it is not installed."""
-    if shutil.which(TOOL) is None:
-        return {}
-    if memory != "DRAM":
-        return {"why": "the data is in GPU memory"}
-    asked = json.dumps({"op": op, "nbytes": descriptor_bytes})
+def installed() -> bool:
+    return shutil.which(TOOL) is not None
+
+
+def perftest(op: str, nbytes: int) -> dict[str, Any]:
+    """GB/s of host memory in pieces of `nbytes`: {"gb_s": ...}, or {"why": ...} where it cannot be run."""
+    asked = json.dumps({"op": op, "nbytes": nbytes})
     command = [sys.executable, "-m", __name__, asked]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=2 * LIMIT_S + 10, env=environment())

@@ -59,8 +59,7 @@ class Worker:
     def side(self) -> Side:
         assert self.endpoint is not None and self.plan is not None
         pid = int(self.peer["pid"]) if host.same_pids(self.facts, self.peer) else None
-        same = host.same_host(self.facts, self.peer)
-        return Side(self.endpoint, self.conversation, self.data, self.plan, same, pid, self.log)
+        return Side(self.endpoint, self.conversation, self.data, self.plan, pid, self.log)
 
     def log(self) -> str:
         ctypes.CDLL(None).fflush(None)  # UCX writes its log through stdio

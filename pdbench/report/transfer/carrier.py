@@ -65,12 +65,13 @@ def verdict(told: Mapping[str, Any] | None, shares: Mapping[str, float], was_cou
     said = f"UCX says {told['how']} {told['config']}".strip()
     if not was_counted or most is None:
         return None, f"{said}; no counters"
-    quiet = f"no interface counted more than {most[1]:.0%} of the bytes"
     outside = [(transport, device) for transport, device in told["carriers"] if transport not in WITHIN_HOST]
     if not outside:
         if loud:
             return False, f"{said}, but {_listed(loud)} of the bytes"
-        return (True if most[1] < CARRIES_NOT else None), f"{said}; {quiet}"
+        if most[1] >= CARRIES_NOT:
+            return None, f"{said}; {most[0]} counted {most[1]:.0%} of the bytes, which may be somebody else's"
+        return True, f"{said}; no interface counted even {CARRIES_NOT:.0%} of the bytes"
     known = [device for _, device in outside if device in shares]
     if not known:
         return None, f"{said}; {outside[0][1]} has no counters that can be read"

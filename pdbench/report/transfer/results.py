@@ -45,8 +45,16 @@ def by_cell(found: Sequence[Found]) -> list[list[Found]]:
     return [sorted(cells[cell], key=lambda each: int(each["repeat"])) for cell in sorted(cells)]
 
 
-def result(cell: Sequence[Found], sides: Mapping[str, Any], poll_interval_s: float | None) -> dict[str, Any]:
-    """One asked shape, over all its passes. Times are of all transfers in flight together; GB are 1e9 bytes."""
+def result(
+    cell: Sequence[Found],
+    sides: Mapping[str, Any],
+    poll_interval_s: float | None,
+    perftests: Sequence[Mapping[str, Any]] = (),
+) -> dict[str, Any]:
+    """One asked shape, over all its passes. Times are of all transfers in flight together; GB are 1e9 bytes.
+
+    `perftests` are what ucx_perftest found beside the run, by operation and bytes of a descriptor.
+    """
     first = cell[0]
     totals = totals_s(cell)
     moved = first["nbytes"] * first["in_flight"]
@@ -62,7 +70,7 @@ def result(cell: Sequence[Found], sides: Mapping[str, Any], poll_interval_s: flo
         "rounds": len(totals),
         "verified": _known(cell, "verified"),
         "first_ms": _ms(_known(cell, "first_s")),
-        **references(cell),
+        **references(cell, _perftest(cell, perftests)),
         **carrier_keys(cell, sides),
         "repeats": [_repeat(each) for each in cell],
     }
@@ -105,7 +113,7 @@ def spread(seconds: Sequence[float] | Floats) -> dict[str, Any]:
     return {"p50": percentile(values, 0.5), "p99": float(p99), "p50_interval": interval}
 
 
-def references(cell: Sequence[Found]) -> dict[str, Any]:
+def references(cell: Sequence[Found], perftest: Mapping[str, Any] | None = None) -> dict[str, Any]:
     """What else moved the same bytes in the same rounds, in GB/s, NIXL's share of it, and why others are missing."""
     moved = cell[0]["nbytes"] * cell[0]["in_flight"]
     ours = float(np.median(totals_s(cell)))
@@ -115,14 +123,21 @@ def references(cell: Sequence[Found]) -> dict[str, Any]:
         if seconds:
             speeds[name] = moved / float(np.median(seconds)) / 1e9
             shares[name] = float(np.median(seconds)) / ours
-    perftest = _known(cell, "perftest") or {}
     missing = dict(_known(cell, "missing") or {})
-    if perftest.get("gb_s"):
+    if perftest and perftest.get("gb_s"):
         speeds["ucx_perftest"] = perftest["gb_s"]
         shares["ucx_perftest"] = moved / ours / 1e9 / perftest["gb_s"]
-    elif "why" in perftest:
+    elif perftest:
         missing["ucx_perftest"] = perftest["why"]
     return {"reference_gb_s": speeds, "of_reference": shares, "reference_missing": missing}
+
+
+def _perftest(cell: Sequence[Found], perftests: Sequence[Mapping[str, Any]]) -> Mapping[str, Any] | None:
+    first, merged = cell[0], _known(cell, "descriptors_merged")
+    if not merged or (first["backend"], first["memory"]) != ("UCX", "DRAM"):
+        return None
+    same = [each for each in perftests if (each["op"], each["nbytes"]) == (first["op"], first["nbytes"] // merged)]
+    return same[0] if same else None
 
 
 def _polling(cell: Sequence[Found], totals: Floats, interval_s: float | None) -> dict[str, Any]:

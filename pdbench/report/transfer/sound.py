@@ -65,7 +65,7 @@ def _loaded(found: Sequence[Mapping[str, Any]], sides: Mapping[str, Any]) -> Ite
     for where, cores, allowed in others(found, sides):
         if cores > allowed:
             evidence = f"other processes kept {cores:.2g} of {where} busy (allowed: {allowed:.2g})"
-            yield Finding("machine-loaded", WARN, f"{evidence}: no verdict. Close what else runs, then measure again.")
+            yield Finding("machine-loaded", WARN, f"{evidence}. Close what else runs, then measure again.")
 
 
 def others(found: Sequence[Mapping[str, Any]], sides: Mapping[str, Any]) -> list[tuple[str, float, float]]:

@@ -20,7 +20,8 @@ def summarise(run: Run) -> dict[str, Any]:
     document, found = run.document, results.passes(run)
     sides, plan = document.get("sides") or {}, document["plan"]
     cells = results.by_cell(found)
-    asked = [results.result(cell, sides, plan.get("poll_interval_s")) for cell in cells if cell[0]["asked"]]
+    beside = document.get("perftest") or []
+    asked = [results.result(cell, sides, plan.get("poll_interval_s"), beside) for cell in cells if cell[0]["asked"]]
     asked = [each | _theory(each, document, sides) for each in asked]
     validity = [doubt.document() for doubt in sound.doubts(found, asked, sides)]
     refused = sound.forbids_verdict(validity)
@@ -90,13 +91,18 @@ def answer(asked: Sequence[Mapping[str, Any]]) -> str:
     flying = f", {one['in_flight']} at once," if one["in_flight"] > 1 else ""
     told = f"{what}{flying} over {one['transport']}: {ms(one['total_ms']['p50'])}, {number(one['gb_s'])} GB/s"
     if one.get("theory_fraction") is not None:
-        told += f", {percent(one['theory_fraction'])} of {one['theory']} ({number(one['theory_gb_s'])} GB/s)"
+        told += f", {percent(one['theory_fraction'])} of {line(one)}"
     told += f"; post {ms(one['post_ms']['p50'])} for {_counted(one)}"
     other = next((scattered for scattered, joined in findings.pairs(asked) if joined is one), None)
     if other is not None:
         told += f"; fragmented into {other['descriptors_merged']:,}: {ms(other['total_ms']['p50'])}, "
         told += f"post {ms(other['post_ms']['p50'])}"
     return told + "."
+
+
+def line(result: Mapping[str, Any]) -> str:
+    """`mlx5_0:1 (50.0 GB/s)`."""
+    return f"{result['theory']} ({number(result['theory_gb_s'])} GB/s)"
 
 
 def _counted(result: Mapping[str, Any]) -> str:
@@ -114,8 +120,7 @@ def verdict(asked: Sequence[Mapping[str, Any]]) -> str:
     known = [each for each in asked if each.get("theory_fraction") is not None]
     if known:
         best = max(known, key=lambda each: float(each["theory_fraction"]))
-        line = f"{best['theory']} ({number(best['theory_gb_s'])} GB/s one way)"
-        return f"At best {percent(best['theory_fraction'])} of {line}, with {sound.named(best)}."
+        return f"At best {percent(best['theory_fraction'])} of {line(best)} one way, with {sound.named(best)}."
     shares = [(share, name, each) for each in asked for name, share in each["of_reference"].items() if name != "tcp"]
     shares = shares or [(share, name, each) for each in asked for name, share in each["of_reference"].items()]
     if not shares:

@@ -11,13 +11,14 @@ from pdbench.littles_law.plan_text import Plan, Table, ms, number, percent, size
 Result = Mapping[str, Any]
 VERBS = {"READ": "pull", "WRITE": "push"}
 SHORT = {"scattered": "scat.", "contiguous": "cont."}
+ROUGH = 0.25  # a relative miss of the fit that is worth a remark
 REFERENCES = ("memcpy", "process_vm", "tcp", "ucx_perftest")
 
 
 def view(summary: Mapping[str, Any]) -> Plan:
     """The same content for the terminal and for the page."""
     results = summary["results"]
-    tables = [_times(results), _speeds(results), _carriers(results)]
+    tables = [_times(results), *_speeds(results), _carriers(results)]
     tables += [_polls(results), _fits(summary["fits"]), *_predictions(summary["predictions"])]
     kept = tuple(table for table in tables if table.rows)
     return Plan(_answer(summary), kept, tuple(_remarks(summary)), dict(summary), tuple(_charts(summary)))
@@ -59,21 +60,25 @@ def _times(results: Sequence[Result]) -> Table:
     )
 
 
-def _speeds(results: Sequence[Result]) -> Table:
+def _speeds(results: Sequence[Result]) -> list[Table]:
+    """GB/s of NIXL, of what else moved the same bytes and of the link; then NIXL as a share of each."""
     names = [name for name in REFERENCES if any(name in each["reference_gb_s"] for each in results)]
-    theory = any(each.get("theory_gb_s") for each in results)
-    rows = []
+    speeds, shares = [], []
     for each in results:
-        cells = [number(each["gb_s"])]
-        for name in names:
-            speed = each["reference_gb_s"].get(name)
-            cells.append("-" if speed is None else f"{number(speed)} ({percent(each['of_reference'][name])})")
-        if theory:
-            fraction = each.get("theory_fraction")
-            cells.append("-" if fraction is None else f"{number(each['theory_gb_s'])} ({percent(fraction)})")
-        rows.append((_name(each, results), *cells))
-    heads = ("", "NIXL", *names, *(["link"] if theory else []))
-    return Table("GB/s (1e9 bytes), and NIXL's share of what ran beside it", heads, tuple(rows))
+        found = [each["reference_gb_s"].get(name) for name in names]
+        speeds.append((_name(each, results), *map(number, [each["gb_s"], *found, each.get("theory_gb_s")])))
+        parts = [each["of_reference"].get(name) for name in names]
+        shares.append((_name(each, results), *map(percent, [*parts, each.get("theory_fraction")])))
+    theory = any(each.get("theory_gb_s") for each in results)
+    heads = (*names, "link") if theory else tuple(names)
+    if not theory:
+        speeds, shares = [row[:-1] for row in speeds], [row[:-1] for row in shares]
+    return [
+        Table(
+            "GB/s (1e9 bytes): NIXL, and what else moved the same bytes beside it", ("", "NIXL", *heads), tuple(speeds)
+        ),
+        Table("NIXL as a share of each", ("", *heads), tuple(shares) if heads else ()),
+    ]
 
 
 def _carriers(results: Sequence[Result]) -> Table:
@@ -91,6 +96,13 @@ def _carriers(results: Sequence[Result]) -> Table:
 
 def _verified(result: Result) -> str:
     return {True: "yes", False: "NO", None: "-"}[result["verified"]]
+
+
+def _rough(fits: Sequence[Mapping[str, Any]]) -> list[str]:
+    worst = max((float(each["worst_miss"]) for each in fits), default=0.0)
+    if worst < ROUGH:
+        return []
+    return [f"The fit misses a shape by {percent(worst)}: t is no straight line here, so predictions are rough."]
 
 
 def _polls(results: Sequence[Result]) -> Table:
@@ -153,6 +165,7 @@ def _remarks(summary: Mapping[str, Any]) -> list[str]:
     missing: dict[str, str] = {}
     for each in summary["results"]:
         missing |= each["reference_missing"]
+    remarks += _rough(summary["fits"])
     remarks += [f"Reference {name} was not run: {why}." for name, why in missing.items()]
     loads = [each["backend"] for each in summary["backends"] if each["loads"]]
     rest = [f"{each['backend']} ({each['why']})" for each in summary["backends"] if not each["loads"]]
@@ -172,7 +185,7 @@ def _charts(summary: Mapping[str, Any]) -> list[LineChart]:
         lines = []
         for place, way in enumerate(mine[0]["ways"]):
             points = tuple((float(row["tokens"]), max(1e-3, float(row["ways"][place]["ms"]))) for row in mine)
-            lines.append(Line(_way(way, True), points))
+            lines.append(Line(f"{VERBS[way['op']]}, {way['ids']} ({way['backend']}, {way['memory']})", points))
         if mine[0]["at_theory_ms"]:
             lines.append(
                 Line("at the link's theory", tuple((float(r["tokens"]), float(r["at_theory_ms"])) for r in mine))
