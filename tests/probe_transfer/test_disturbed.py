@@ -8,6 +8,7 @@ import re
 import shutil
 import signal
 import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -215,6 +216,19 @@ def test_a_side_that_hangs_meets_the_deadline(tmp_path: Path, started: Callable[
     done = ended(process)
     assert done.code == 4 and "was not over after 8 s" in done.err
     assert all(ends_soon(worker) for worker in workers)
+
+
+def test_on_a_machine_that_others_keep_busy_there_is_no_verdict(tmp_path: Path) -> None:
+    hogs = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(os.cpu_count() or 1)]
+    try:
+        done = run(*SMALL, "--ids", "scattered", "--json", cwd=tmp_path)
+    finally:
+        for hog in hogs:
+            hog.kill()
+            hog.wait()
+    assert done.code == 0, done.err
+    assert done.summary["verdict"] is None and all(r["verified"] for r in done.summary["results"])
+    assert "machine-loaded" in {each["code"] for each in done.summary["validity"]}
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])

@@ -118,7 +118,7 @@ FAULTS: dict[str, tuple[str, dict[str, Any], dict[str, Any], str, dict[str, Any]
         {"counted": {"eth0": 1.02}},
         {},
         r"cma/memory, but eth0 counted 102%",
-        {"counted": {"eth0": 0.02}},
+        {"counted": {"eth0": 0.02}, "burst": {"eth0": 40.0}},
         {},
     ),
     "the NIC that UCX names counted nothing": (

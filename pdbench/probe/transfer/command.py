@@ -64,7 +64,7 @@ def probe_transfer(
     token_file: Annotated[Path | None, typer.Option(help="File with the token.", rich_help_panel=WHERE)] = None,
     duration: Annotated[str, typer.Option(help="Time for each shape.", rich_help_panel=RUN)] = "1s",
     repeats: Annotated[int, typer.Option(min=1, max=100, help="Passes over all shapes.", rich_help_panel=RUN)] = 5,
-    timeout: Annotated[str, typer.Option(help="The most that all of it may take.", rich_help_panel=RUN)] = "10m",
+    timeout: Annotated[str, typer.Option(help="The most that all of it may take.", rich_help_panel=RUN)] = "15m",
     seed: Annotated[int, typer.Option(min=0, help="Of block ids and orders.", rich_help_panel=RUN)] = 0,
     out: Annotated[Path | None, typer.Option(help="Run directory.", rich_help_panel=RUN)] = None,
     json: Annotated[bool, typer.Option("--json", help="Print summary.json.", rich_help_panel=RUN)] = False,

@@ -10,6 +10,7 @@ from pdbench.errors import Unreachable, UsageError
 from pdbench.littles_law import plan_options
 from pdbench.littles_law.kv import KvShape
 from pdbench.littles_law.links import Link
+from pdbench.probe.transfer.cuda import gpus
 from pdbench.probe.transfer.pattern import IDS, Pattern, of_bytes, of_prompt
 from pdbench.probe.transfer.plan import Plan
 from pdbench.quantities import count, nbytes, seconds, several
@@ -106,9 +107,9 @@ def backends(values: Sequence[str], survey: Sequence[dict[str, Any]]) -> tuple[s
 
 
 def gpu_pair(value: str | None, *, one_host: bool) -> tuple[int, int]:
-    """The GPUs of prefill and decode; on two hosts each names its own."""
+    """The GPUs of prefill and decode; on two hosts each names its own. Two of one host, where it has two."""
     if value is None:
-        return (0, 1) if one_host else (0, 0)
+        return (0, 1) if one_host and gpus()[0] > 1 else (0, 0)
     words = value.split(",")
     if len(words) > 2 or not all(word.strip().isdecimal() for word in words):
         raise UsageError(f"--gpu wants an index such as 0, or prefill's and decode's as 0,1, not {value!r}.")

@@ -29,7 +29,7 @@ from pdbench.probe.transfer.channel import Channel, Message, accepted, called
 from pdbench.probe.transfer.conversation import NO_ANSWER, Conversation
 from pdbench.probe.transfer.cuda import gpus
 from pdbench.probe.transfer.endpoint import Endpoint, open_endpoint
-from pdbench.probe.transfer.measure import Side, counters, measure
+from pdbench.probe.transfer.measure import Side, measure
 from pdbench.probe.transfer.memory import checksum, fill, guards_are_wiped, refuse_more_than_available, wipe
 from pdbench.probe.transfer.pattern import picks
 from pdbench.probe.transfer.plan import Cell, Plan, cell_of, cells, plan_of, pool_bytes
@@ -132,7 +132,6 @@ def handlers(worker: Worker) -> dict[str, Callable[[Message], Any]]:
         "fill": lambda message: fill(memory(), message["nbytes"], message["seed"]),
         "wipe": lambda message: wipe(memory(), message["nbytes"]),
         "checksum": sums,
-        "counters": lambda _: counters(),
         "busy": lambda _: host.busy(),
         "send": send,
         "take": take,
