@@ -8,6 +8,7 @@ time with its index of dispersion, which sees ramps, pauses and too even a spaci
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import numpy as np
 
@@ -43,6 +44,41 @@ def arrivals_off(cell: Measured) -> str | None:
         if (found := _departure(cell, sent, start, kind, rate, burstiness)) is not None:
             return name + found
     return None
+
+
+def arrival_figures(cell: Measured) -> dict[str, Any]:
+    """What was sent, in the figures by which a process is known: CV of the gaps, dispersion of counts, distance of the
+    gaps' distribution from the named one with its p-value. Of the first repeat; of a trace only the first two."""
+    load, kind = cell.parts[0].load, str(cell.plan.get("arrivals", "poisson"))
+    stamps = np.sort(load.answers.sent[np.isfinite(load.answers.sent)]) - load.start
+    if cell.rate is None or len(stamps) < MIN_REQUESTS:
+        return {}
+    moving = bool(cell.stages)
+    clock = requests_due(cell.stages, stamps) if moving else stamps
+    gaps = np.diff(clock)
+    found: dict[str, Any] = {
+        "process": kind,
+        "sent_rate": len(stamps) / load.duration_s if load.duration_s > 0 else None,
+        "gap_cv": float(gaps.std(ddof=1) / gaps.mean()) if gaps.mean() > 0 else None,
+        "dispersion": _dispersion(clock, COUNTS_PER_STRETCH),
+    }
+    mixed = len(cell.plan.get("classes") or ()) > 1 and kind != "poisson"
+    if kind in ("poisson", "gamma") and not mixed:
+        shape = float(cell.plan.get("burstiness") or 1.0) if kind == "gamma" else 1.0
+        rate, slack = (1.0, JITTER_S * len(stamps) / load.duration_s) if moving else (cell.rate, JITTER_S)
+        law = gamma_cdf(shape)
+        distance = ks_distance(gaps, lambda x: law(np.asarray(x) * rate * shape), slack)
+        found |= {"ks_distance": distance, "p_value": kolmogorov_p(distance, len(gaps))}
+    return found
+
+
+def _dispersion(stamps: Floats, per_stretch: float) -> float | None:
+    """Variance over mean of the counts in equal stretches: 1 for Poisson, 0 for even spacing."""
+    stretches = int(len(stamps) / per_stretch)
+    if stretches < MIN_STRETCHES:
+        return None
+    counts, _ = np.histogram(stamps, bins=stretches, range=(stamps[0], stamps[-1]))
+    return float(((counts - counts.mean()) ** 2).sum() / (stretches - 1) / counts.mean())
 
 
 def _departure(cell: Measured, sent: Floats, start: float, kind: str, rate: float, burstiness: float) -> str | None:

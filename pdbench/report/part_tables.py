@@ -9,6 +9,7 @@ from rich.text import Text
 
 from pdbench.report.columns import Column, arrange, percentile_with_doubt
 from pdbench.report.markup import Child, Markup, table, tag
+from pdbench.report.tables import figure_class
 from pdbench.report.wording import (
     NOT_MEASURED,
     CellSummary,
@@ -121,13 +122,13 @@ def _table(cells: Sequence[CellSummary], kind: str, several_targets: bool) -> Ma
     if not rows:
         return None
     shown = [column for column in columns if any(column.forms[-1](part) != NOT_MEASURED for _, part in rows)]
-    heads: list[Child] = ["cell", "where"]
+    several = len({id(cell) for cell, _ in rows}) > 1
+    heads: list[Child] = ["cell", *(["where"] if several else [])]
     heads += [tag("th", " ".join(filter(None, c.head)), scope="col", class_=None if c.left else "n") for c in shown]
     body: list[list[Child]] = []
     for cell, part in rows:
-        cut = "n untrusted" if is_unsound(cell) else "n"
-        line: list[Child] = [f"#{cell.get('cell', '?')}", place(cell, several_targets)]
-        line += [tag("td", c.forms[-1](part), class_=None if c.left else cut) for c in shown]
+        line: list[Child] = [f"#{cell.get('cell', '?')}", *([place(cell, several_targets)] if several else [])]
+        line += [tag("td", c.forms[-1](part), class_=None if c.left else figure_class(c)) for c in shown]
         body.append(line)
     classes = ["voided" if is_unsound(cell) else "" for cell, _ in rows]
     return table(heads, body, caption=f"{title}; latencies in ms", row_classes=classes)

@@ -21,6 +21,7 @@ from pdbench.report.answers import (
     read_answers,
     several_tokens_per_event,
 )
+from pdbench.report.arrivals_check import arrival_figures
 from pdbench.report.breakdown import breakdown, steadiness
 from pdbench.report.cell import Measured, Part, measured
 from pdbench.report.client_health import stamps_note
@@ -115,6 +116,7 @@ def cell_summary(cell: Measured, tpot0_ms: float | None = None) -> dict[str, Any
         "prompt_len": cell.cell.get("prompt_len"),
         "output_len": cell.cell.get("output_len"),
         "traffic": traffic_of(cell),
+        **{name: cell.cell.get(name) or None for name in ("output_law", "speed")},
         "drive": cell.cell.get("drive", "proxy"),
         **whole,
         **_split_keys(split),
@@ -122,6 +124,7 @@ def cell_summary(cell: Measured, tpot0_ms: float | None = None) -> dict[str, Any
         "slots": _slot_keys(slots),
         **breakdown(cell),
         "prefix_cache": prefix_cache(cell),
+        "arrivals": arrival_figures(cell),
         **_growth(cell),
         **servers(cell),
         "client": _client_keys(cell),

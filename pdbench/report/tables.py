@@ -52,14 +52,14 @@ def numbers(cells: Sequence[CellSummary], several_targets: bool) -> Markup:
         row += [tag("td", clean(cell.get("target", ""), 60))] if several_targets else []
         unit = "streams" if wording.loop(cell) == "closed" else "req/s"
         row.append(tag("td", f"{columns[0].forms[0](cell)} {unit}", class_="n"))
-        row += [tag("td", column.forms[0](cell), class_=_class(column)) for column in columns[1:]]
+        row += [tag("td", column.forms[0](cell), class_=figure_class(column)) for column in columns[1:]]
         rows.append(row)
     caption = "Cells in numbers; latencies in ms"
     caption += f"; {cells[0]['output_len']:,} output tokens" if len(outputs) == 1 and outputs != {None} else ""
     return table(heads, rows, caption=caption, row_classes=_classes(cells))
 
 
-def _class(column: Column) -> str:
+def figure_class(column: Column) -> str:
     """What a void cell's servers did stays readable; what it says of their speed is struck out."""
     return "n untrusted" if column.head[0] in ("TTFT", "TPOT", "ITL", "E2EL", "good") else "n"
 

@@ -50,6 +50,7 @@ class Job:
     attempt: int = 0  # how often the cell was measured before
     worker: int = 0
     workers: int = 1
+    schedule: Schedule | None = None  # where it rests on a file that the process may not have
 
     def seeds(self) -> dict[str, int]:
         return {
@@ -144,7 +145,7 @@ def share_of(job: Job) -> Share:
     """Every n-th request of an open loop. Of a closed one the streams are dealt out like cards, and requests to the
     streams in turn: who has more streams has more requests."""
     plan, cell = job.plan, job.cell
-    schedule = cell_schedule(plan, cell, job.repeat)
+    schedule = job.schedule or cell_schedule(plan, cell, job.repeat)
     whole, most = schedule.offset_s, plan.num_prompts
     if whole is not None:
         places = range(job.worker, len(whole), job.workers)
@@ -181,10 +182,10 @@ async def prepared(job: Job) -> AsyncIterator[Prepared]:
     await stock.fill()
     async with OPENS[job.cell.drive](job.deployment, job.plan.connections) as client:
         with quiet_collector():
-            yield Prepared(job, share, stock, conversations(job), client)
+            yield Prepared(job, share, stock, conversations(job, share.schedule), client)
 
 
-def conversations(job: Job) -> tuple[Iterator[Conversation], ...]:
+def conversations(job: Job, schedule: Schedule) -> tuple[Iterator[Conversation], ...]:
     """What each of this process's clients leads; empty for a load without sessions."""
     plan, cell = job.plan, job.cell
     if plan.session_turns is None:
@@ -192,7 +193,7 @@ def conversations(job: Job) -> tuple[Iterator[Conversation], ...]:
     if job.chat is None:
         raise UsageError("sessions need the calibration that the warm-up makes.")
     request = DRIVES[cell.drive](job.deployment, plan, f"{job.tag}-{cell.cell}-{job.repeat}")
-    script = Script(plan, cell, **job.seeds(), chat=job.chat, ask=request)
+    script = Script(plan, cell, **job.seeds(), chat=job.chat, ask=request, schedule=schedule)
     return tuple(script.led(client) for client in range(job.worker, cell.max_concurrency or 1, job.workers))
 
 

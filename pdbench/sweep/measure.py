@@ -16,6 +16,7 @@ from pdbench.sweep.cell import Job, run_tag
 from pdbench.sweep.live import Live
 from pdbench.sweep.plan import Cell, Plan
 from pdbench.sweep.prompts import ChatCalibration
+from pdbench.sweep.schedule import cell_schedule
 
 SETTLE_S = 0.5  # between cells, at least
 SETTLE_LIMIT_S = 30.0  # how long to wait for servers that still work on what is not ours to wait for
@@ -112,7 +113,8 @@ async def _measure_cell(bench: Bench, cell: Cell, repeat: int) -> set[str | None
     gauges = asyncio.create_task(_show_gauges(bench))
     try:
         deployment, chat = bench.deployments[cell.target], bench.chat[cell.target]
-        job = Job(deployment, bench.plan, cell, repeat, run_tag(run), chat, attempt=attempt)
+        schedule = cell_schedule(bench.plan, cell, repeat) if bench.plan.digests else None
+        job = Job(deployment, bench.plan, cell, repeat, run_tag(run), chat, attempt=attempt, schedule=schedule)
         entries[-1] = await bench.senders.run_cell(job, run, bench.stop, on_row)
     finally:
         gauges.cancel()

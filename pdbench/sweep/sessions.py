@@ -13,11 +13,10 @@ from pdbench.errors import UsageError
 from pdbench.run import RequestRow
 from pdbench.sweep.client import Request
 from pdbench.sweep.drive import AskRequest
-from pdbench.sweep.lengths import law
 from pdbench.sweep.plan import Cell, Plan
 from pdbench.sweep.prompts import ChatCalibration, asked_words, text_json, user_message
 from pdbench.sweep.said import Said
-from pdbench.sweep.schedule import LENGTHS, PREFIXES, THINKING, Ask, generator
+from pdbench.sweep.schedule import PREFIXES, THINKING, Ask, Schedule, generator
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +29,7 @@ class Script:
     prompt_seed: int
     chat: ChatCalibration
     ask: AskRequest
+    schedule: Schedule  # of whose requests each turn has the answer's length
 
     @property
     def turns(self) -> int:
@@ -65,10 +65,7 @@ class Conversation:
 
     def __init__(self, script: Script, session: int, turns: int) -> None:
         self._script, self._session, self._turns = script, session, turns
-        plan, cell, seed = script.plan, script.cell, script.seed
-        self._thinks_s = generator(seed, THINKING, session).exponential(plan.think_s, script.turns)
-        lengths = law(cell.output_law or str(cell.output_len))
-        self._output_len = lengths.drawn(script.turns, generator(seed, LENGTHS, session))
+        self._thinks_s = generator(script.seed, THINKING, session).exponential(script.plan.think_s, script.turns)
         self._prefix = script.prefix_of(session)
         self._messages: list[bytes] = []
         self._known = 0  # tokens of the history, as the server counted them
@@ -90,7 +87,7 @@ class Conversation:
         first = turn == 0 and self._prefix >= 0
         own = Ask(
             prompt_len=script.cell.prompt_len,
-            output_len=int(self._output_len[turn]),
+            output_len=script.schedule.ask(index).output_len,
             pieces=(self._prefix,) if first else (),
             piece_len=script.plan.prefix_len,
         )

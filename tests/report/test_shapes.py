@@ -221,3 +221,18 @@ def test_turns_have_their_own_ttft_and_their_growth_is_no_unsteadiness(tmp_path)
     assert [(t["completed"], t["prompt_tokens"]) for t in cell["turns"]] == [(60, 100 * n) for n in range(1, 6)]
     assert "not-steady-state" not in flags(cell)
     assert flags(summary(tmp_path / "b", spoken(1.0)))["not-steady-state"][0] == "void"
+
+
+def test_the_arrivals_are_told_in_figures(tmp_path):
+    rng = np.random.default_rng(5)
+    poisson = np.cumsum(rng.exponential(1 / 4, 400))
+    told = summary(tmp_path / "a", World(rate=4, n=400, times=poisson))["arrivals"]
+    gaps = np.diff(poisson)
+    assert (told["process"], told["sent_rate"]) == ("poisson", pytest.approx(400 / poisson[-1]))
+    assert told["gap_cv"] == pytest.approx(gaps.std(ddof=1) / gaps.mean()) and 0.7 < told["dispersion"] < 1.4
+    assert told["p_value"] > 0.01 and told["ks_distance"] < 0.08
+    even = World(rate=4, n=400, times=np.arange(1, 401) / 4, arrivals="constant")
+    told = summary(tmp_path / "b", even)["arrivals"]
+    assert told["gap_cv"] == pytest.approx(0, abs=1e-6) and told["dispersion"] < 0.05 and "p_value" not in told
+    ramped = summary(tmp_path / "c", moving(LINEAR, thinned(LINEAR, 1)))["arrivals"]
+    assert 0.85 < ramped["gap_cv"] < 1.15 and ramped["p_value"] > 0.01, "on the clock of the ramp it is Poisson"

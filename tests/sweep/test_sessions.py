@@ -18,14 +18,14 @@ from pdbench.sweep.prompts import ChatCalibration
 from pdbench.sweep.said import Said, said_in
 from pdbench.sweep.sessions import Conversation, Script, planned
 from tests.sweep.test_cell import DEPLOYMENT
-from tests.sweep.test_schedule import plan
+from tests.sweep.test_schedule import drawn, plan
 
 CHAT = ChatCalibration(10.0, 1.0)
 
 
 def script(**flags: Any) -> Script:
     made = plan(**{"sessions": ["4"], "prompt_lens": ["60"], "output_len": ["8"], **flags})
-    return Script(made, made.cells[0], 11, 12, CHAT, through_proxy(DEPLOYMENT, made, "0123abcd-0-0"))
+    return Script(made, made.cells[0], 11, 12, CHAT, through_proxy(DEPLOYMENT, made, "0123abcd-0-0"), drawn(made))
 
 
 def row(prompt_tokens: int | None, output_tokens: int | None) -> RequestRow:
