@@ -145,12 +145,12 @@ def share_of(job: Job) -> Share:
     """Every n-th request of an open loop. Of a closed one the streams are dealt out like cards, and requests to the
     streams in turn: who has more streams has more requests."""
     plan, cell = job.plan, job.cell
-    schedule = job.schedule or cell_schedule(plan, cell, job.repeat)
+    schedule = cell_schedule(plan, cell, job.repeat) if job.schedule is None else job.schedule
     whole, most = schedule.offset_s, plan.num_prompts
     if whole is not None:
         places = range(job.worker, len(whole), job.workers)
         # Where the number of requests is what ends it, the last one does; else it lasts as long as was asked.
-        lasts_s = None if most is not None and len(whole) >= most else plan.duration_s
+        lasts_s = None if schedule.complete else plan.duration_s
         return Share(schedule, whole[places.start :: places.step], 0, iter(places), len(places), lasts_s)
     streams = cell.max_concurrency or 1
     mine = range(job.worker, streams, job.workers)

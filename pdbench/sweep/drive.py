@@ -117,7 +117,7 @@ def _asking(
         body = head + b',"max_tokens":%d' % output_len
         if chat:
             body += b',"max_completion_tokens":%d' % output_len
-        if ask.session is not None:
+        if ask.session is not None and ask.tell_session:
             body += b',"conversation_id":"%s-s%d"' % (id_prefix.encode(), ask.session)
         return Request(
             index=index,

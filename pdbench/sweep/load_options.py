@@ -112,9 +112,10 @@ def _trace(options: Mapping[str, Any], num_prompts: int | None, duration_s: floa
     for speed in speeds:
         end_s = math.inf if duration_s is None else duration_s * speed
         inside = [request.at_s for request in requests if request.at_s < end_s]
-        if len(inside) < 2 or inside[-1] <= 0:
+        lasts_s = inside[-1] if len(inside) == len(requests) else end_s  # where it goes on, the cell ends in its midst
+        if len(inside) < 2 or lasts_s <= 0:
             raise UsageError(f"--trace {path}: {len(inside)} requests at one time have no rate.", "Take more of it.")
-        rates.append(round(len(inside) / inside[-1] * speed, 9))
+        rates.append(round(len(inside) / lasts_s * speed, 9))
     return Load(tuple(rates), speeds=speeds, trace=str(path))
 
 

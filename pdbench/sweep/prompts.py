@@ -41,10 +41,14 @@ WORDS = tuple(dict.fromkeys(_TEXT.split()))
 
 @dataclass(frozen=True, slots=True)
 class ChatCalibration:
-    """How many tokens the server counts for a chat prompt: overhead_tokens + words * tokens_per_word."""
+    """How many tokens the server counts for a chat prompt: overhead_tokens + words * tokens_per_word.
+
+    And whether it takes a `conversation_id` (of a server that was not asked it is not known).
+    """
 
     overhead_tokens: float
     tokens_per_word: float
+    conversation_id: bool = True
 
     def room(self, prompt_len: int) -> int:
         """Words that make a prompt of about `prompt_len` tokens; below 1 where the template takes it all."""

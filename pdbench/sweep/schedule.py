@@ -20,7 +20,7 @@ from pdbench.sweep.classes import TrafficClass
 from pdbench.sweep.lengths import law, the_trace
 from pdbench.sweep.plan import Cell, Plan
 from pdbench.sweep.stages import bent, expected
-from pdbench.traces import BLOCK_TOKENS, TracedRequest
+from pdbench.traces import BLOCK_TOKENS, Trace, TracedRequest
 
 Ints = NDArray[np.int64]
 
@@ -44,6 +44,7 @@ class Ask:
     shared_len: int = 0
     session: int | None = None
     turn: int | None = None  # from 1
+    tell_session: bool = True  # name the session to the server
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -59,6 +60,7 @@ class Schedule:
     prefix_len: int
     blocks: tuple[tuple[int, ...], ...]  # of a trace that names its prompts block by block; else empty
     shared_len: Ints
+    complete: bool = False  # ends with its last request: nothing would follow it, however long the cell lasts
 
     def __len__(self) -> int:
         return len(self.prompt_len)
@@ -106,7 +108,8 @@ def cell_schedule(plan: Plan, cell: Cell, repeat: int) -> Schedule:
     if plan.max_model_len is not None:
         output_len = np.clip(output_len, 1, np.maximum(plan.max_model_len - prompt_len, 1))
     shared = np.where(_seen_before(prefix_of), plan.prefix_len, 0)
-    return Schedule(offsets, class_of, names, prompt_len, output_len, prefix_of, plan.prefix_len, (), shared)
+    complete = plan.num_prompts is not None and n >= plan.num_prompts
+    return Schedule(offsets, class_of, names, prompt_len, output_len, prefix_of, plan.prefix_len, (), shared, complete)
 
 
 def generator(seed: int, purpose: int, number: int) -> np.random.Generator:
@@ -146,7 +149,8 @@ def _seen_before(ids: Ints) -> NDArray[np.bool_]:
 
 def _replayed(plan: Plan, cell: Cell) -> Schedule:
     """A trace at the cell's speed: its times, its lengths, and the beginnings that its prompts share."""
-    requests = replayed(plan, cell.speed or 1.0)
+    trace = the_trace(Path(plan.trace or ""))
+    requests = _replayed_requests(trace, plan, cell.speed or 1.0)
     n = len(requests)
     offsets = np.array([request.at_s for request in requests]) / (cell.speed or 1.0)
     prompt_len, output_len = fitted(
@@ -156,13 +160,13 @@ def _replayed(plan: Plan, cell: Cell) -> Schedule:
     )
     blocks = tuple(request.blocks for request in requests) if any(request.blocks for request in requests) else ()
     shared = _known_tokens(blocks, prompt_len) if blocks else np.zeros(n, dtype=np.int64)
-    none = np.full(n, -1, dtype=np.int64)
-    return Schedule(offsets, np.zeros(n, dtype=np.int64), ("default",), prompt_len, output_len, none, 0, blocks, shared)
+    one_class, no_prefix = np.zeros(n, dtype=np.int64), np.full(n, -1, dtype=np.int64)
+    complete = n in (len(trace.requests), plan.num_prompts)
+    return Schedule(offsets, one_class, ("default",), prompt_len, output_len, no_prefix, 0, blocks, shared, complete)
 
 
-def replayed(plan: Plan, speed: float) -> tuple[TracedRequest, ...]:
-    """The requests of the plan's trace that its limits leave."""
-    trace = the_trace(Path(plan.trace or ""))
+def _replayed_requests(trace: Trace, plan: Plan, speed: float) -> tuple[TracedRequest, ...]:
+    """The requests of the trace that the plan's limits leave."""
     end_s = None if plan.duration_s is None else plan.duration_s * speed
     kept = [request for request in trace.requests[: plan.num_prompts] if end_s is None or request.at_s < end_s]
     for place, request in enumerate(kept):

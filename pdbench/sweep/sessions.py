@@ -102,6 +102,7 @@ class Conversation:
             shared_len=shared,
             session=self._session,
             turn=turn + 1,
+            tell_session=script.chat.conversation_id,
         )
         self._turn += 1
         return script.ask(index, ask, b"[" + b",".join(self._messages) + b"]")

@@ -60,6 +60,8 @@ async def _warm(
     async with OPENS[drive](deployment, plan.connections) as client:
         scout = _Scout(client, drive, deployment, replace(plan, timeout_s=min(plan.timeout_s, deadline_s)))
         chat = await (_warm_chat if plan.endpoint == "chat" else _warm_ids)(scout, plan, pairs)
+    if notes is not None and chat is not None and not chat.conversation_id:
+        notes.append(f"{deployment.front.url} refuses conversation_id: turns are sent without it.")
     if notes is not None and drive == "proxy" and scout.first is not None:
         odd = await holds_back(deployment, scout.first)
         notes += [odd] if odd else []
@@ -69,6 +71,8 @@ async def _warm(
 async def _warm_chat(scout: _Scout, plan: Plan, pairs: int) -> ChatCalibration:
     few = await scout.words(_FEW_WORDS)
     chat = calibrate((_FEW_WORDS, few), (_MANY_WORDS, await scout.words(_MANY_WORDS)))
+    if plan.session_turns:
+        chat = replace(chat, conversation_id=await scout.takes_conversation_id())
     for cell in plan.cells if plan.trace is None else ():
         chat.words(cell.prompt_len)
     for _ in range(pairs * ROUNDS - 2):
@@ -111,9 +115,20 @@ class _Scout:
             )
         return row.prompt_tokens
 
-    async def _ask(self, prompt: bytes, length: int) -> RequestRow:
+    async def takes_conversation_id(self) -> bool:
+        """Whether a request may name its conversation: vLLM passes over what it does not know, Dynamo refuses it."""
+        text = text_json(word_numbers(self._seed ^ _SEED_SALT, self._asked, _FEW_WORDS))
+        try:
+            await self._ask(b"[" + user_message(text) + b"]", _FEW_WORDS, session=0)
+        except UsageError as error:
+            if "conversation_id" not in str(error):
+                raise
+            return False
+        return True
+
+    async def _ask(self, prompt: bytes, length: int, session: int | None = None) -> RequestRow:
         ask = DRIVES[self._drive](self._deployment, self._plan, f"warmup-{self._seed & 0xFFFFFFFF:08x}")
-        request = ask(self._asked, Ask(length, _OUTPUT_LEN), prompt)
+        request = ask(self._asked, Ask(length, _OUTPUT_LEN, session=session), prompt)
         self._asked += 1
         self.first = self.first or request
         raw = await self._client.start(request, time.monotonic_ns(), self._plan.timeout_s)

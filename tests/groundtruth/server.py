@@ -39,6 +39,7 @@ MODES = """
   fewer:K         end well, but K tokens short
   silent          end well without any output
   nousage         no usage event
+  strict          fields that OpenAI does not know are refused with 400, as Dynamo's frontend does
 """
 
 
@@ -57,6 +58,7 @@ class Stream:
     received_ns: int
     admitted_ns: int = 0
     sent_ns: list[int] = field(default_factory=list)
+    conversation: str | None = None
     sent_tokens: int = 0
     next_due_ns: int = 0
 
@@ -108,6 +110,7 @@ class Server(Wire):
             bool((asked.get("stream_options") or {}).get("include_usage")),
             keep,
             received_ns,
+            conversation=asked.get("conversation_id"),
         )
         if not self.answer_whole(stream, headers):
             self.enqueue(stream)
@@ -123,6 +126,9 @@ class Server(Wire):
             echo = headers.get("authorization", "")  # careless servers repeat what they were sent
             text = {"error": {"message": f"status {stream.count} as asked {echo}", "code": stream.count}}
             self.respond(conn, stream.count, "application/json", json.dumps(text).encode(), keep)
+        elif name == "strict" and stream.conversation:
+            text = {"message": "Validation: Unsupported parameter(s): `conversation_id`", "code": 400}
+            self.respond(conn, 400, "application/json", json.dumps(text).encode(), keep)
         elif name == "html":
             self.respond(conn, 200, "text/html", b"<!DOCTYPE html><html><body>Welcome</body></html>", keep)
         elif name == "json":
@@ -292,6 +298,7 @@ class Server(Wire):
             "done_ns": time.monotonic_ns(),
             "prompt_tokens": stream.prompt_tokens,
             "tokens": stream.sent_tokens,
+            "conversation": stream.conversation,
         }
         os.write(self.log, json.dumps(record).encode() + b"\n")
 

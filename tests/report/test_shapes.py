@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import heapq
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +11,10 @@ import pytest
 
 from pdbench.report.arrivals_check import JITTER_S, departure
 from pdbench.report.shapes import requests_due
+from pdbench.report.steady_state import judge
 from pdbench.report.summary import exit_code_of, summarise
 from tests.report.queue_simulation import Req, World, make_run
+from tests.report.test_steady_state import answers
 
 LINEAR = [{"duration_s": 100.0, "start": 1.0, "end": 9.0}]
 EXPONENTIAL = [{"duration_s": 100.0, "start": 1.0, "end": 16.0, "exponential": True}]
@@ -236,3 +239,22 @@ def test_the_arrivals_are_told_in_figures(tmp_path):
     assert told["gap_cv"] == pytest.approx(0, abs=1e-6) and told["dispersion"] < 0.05 and "p_value" not in told
     ramped = summary(tmp_path / "c", moving(LINEAR, thinned(LINEAR, 1)))["arrivals"]
     assert 0.85 < ramped["gap_cv"] < 1.15 and ramped["p_value"] > 0.01, "on the clock of the ramp it is Poisson"
+
+
+def mixture(seed: int, load: float, n: int = 200, slots: int = 8) -> bool:
+    """Whether a cell of short chats and every fifth request a long one is called steady: 8 slots, FCFS."""
+    rng = np.random.default_rng(seed)
+    long = rng.random(n) < 0.2
+    held, prompt = np.where(long, 2.0, 0.3), np.where(long, 0.4, 0.02)
+    sent = np.cumsum(rng.exponential(0.64 / (load * slots), n))
+    free, first = [0.0] * slots, np.empty(n)
+    for i in np.argsort(sent + prompt):
+        begin = max(sent[i] + prompt[i], heapq.heappop(free))
+        heapq.heappush(free, begin + held[i])
+        first[i] = begin + 0.01
+    return judge(answers(sent, first, first + held), 0.0, float(sent[-1]), load * slots / 0.64).steady
+
+
+def test_classes_of_unlike_length_are_not_taken_for_an_overload():
+    assert sum(mixture(seed, 0.7) for seed in range(40)) >= 39
+    assert sum(mixture(seed, 1.33) for seed in range(40)) <= 4

@@ -217,7 +217,10 @@ def test_a_trace_is_replayed_with_its_times_lengths_and_shared_blocks(tmp_path):
 
 def test_limits_of_a_trace_are_in_the_time_of_the_replay(tmp_path):
     path = trace_of(tmp_path, ROWS)
-    assert len(drawn(plan(trace=path, duration="3.5s", speed=["2"]))) == 4
+    cut = plan(trace=path, duration="3.5s", speed=["2"])
+    assert len(drawn(cut)) == 4 and cut.cells[0].request_rate == pytest.approx(4 / 3.5) and not drawn(cut).complete
+    whole = plan(trace=path, duration="60s")
+    assert whole.cells[0].request_rate == 5 / 8 and drawn(whole).complete
     assert len(drawn(plan(trace=path, duration="100s", num_prompts="3"))) == 3
     with pytest.raises(UsageError, match="no rate"):
         plan(trace=path, num_prompts="2")  # both came at once

@@ -13,7 +13,7 @@ from pdbench.errors import Unreachable, UsageError
 from pdbench.run import RequestRow
 from pdbench.sweep.prompts import ChatCalibration
 from pdbench.sweep.warmup import refusal, warm_up
-from tests.sweep.one_cell import open_cell, plan_for
+from tests.sweep.one_cell import closed_cell, open_cell, plan_for
 
 
 def run(deployment, plan, **kwargs):
@@ -38,6 +38,15 @@ def test_chat_is_calibrated(quick_server):
     assert chat.tokens_per_word == pytest.approx(1.0) and 0 < chat.overhead_tokens < 10
     with pytest.raises(UsageError, match="usage"):
         run(quick_server.deployment("nousage"), plan)
+
+
+@pytest.mark.parametrize(("mode", "takes"), [("", True), ("strict", False)])
+def test_sessions_learn_whether_the_server_takes_their_name(quick_server, mode, takes):
+    plan = plan_for(closed_cell(2, prompt_len=100), endpoint="chat", session_turns=2)
+    notes: list[str] = []
+    chat = run(quick_server.deployment(mode), plan, notes=notes)
+    assert chat is not None and chat.conversation_id is takes
+    assert any("conversation_id" in note for note in notes) == (not takes)
 
 
 @pytest.mark.parametrize(
