@@ -15,6 +15,7 @@ from pdbench.report.steady_state import judge
 from pdbench.report.summary import exit_code_of, summarise
 from tests.report.queue_simulation import Req, World, make_run
 from tests.report.test_steady_state import answers
+from tests.report_views.test_exports import schema
 
 LINEAR = [{"duration_s": 100.0, "start": 1.0, "end": 9.0}]
 EXPONENTIAL = [{"duration_s": 100.0, "start": 1.0, "end": 16.0, "exponential": True}]
@@ -258,3 +259,8 @@ def mixture(seed: int, load: float, n: int = 200, slots: int = 8) -> bool:
 def test_classes_of_unlike_length_are_not_taken_for_an_overload():
     assert sum(mixture(seed, 0.7) for seed in range(40)) >= 39
     assert sum(mixture(seed, 1.33) for seed in range(40)) <= 4
+
+
+@pytest.mark.parametrize("world", [moving(STEPS, thinned(STEPS, 3)), classed(), spoken(0.0)])
+def test_summaries_with_parts_follow_the_published_schema(tmp_path, world):
+    schema().validate(summarise(make_run(tmp_path / "run", [[world]])))
