@@ -36,7 +36,7 @@ def planned(case: Case) -> Planned:
     """From the recipe's [sweep]; what it leaves out are the command's own defaults."""
     table = case.sweep
     prompts = several(_texts(table.get("prompt_lens", DEFAULT_TOKENS[0])), "sweep.prompt_lens", count)
-    outputs = several(_texts(table.get("output_len", DEFAULT_TOKENS[1])), "sweep.output_len", count)
+    outputs = several(map(_mean_of, _texts(table.get("output_len", DEFAULT_TOKENS[1]))), "sweep.output_len", count)
     rates = several(_texts(table.get("rates", [])), "sweep.rates", positive)
     qps = max(rates, default=None)
     length_s = seconds(str(table.get("duration", DEFAULT_CELL_S)), "sweep.duration")
@@ -50,6 +50,12 @@ def planned(case: Case) -> Planned:
 
 def _texts(value: Any) -> list[str]:
     return [str(one) for one in (value if isinstance(value, list) else [value])]
+
+
+def _mean_of(length: str) -> str:
+    """Of a law of lengths (lognormal:MEAN:CV) its mean; of a trace's the default."""
+    kind, _, rest = length.partition(":")
+    return {"lognormal": rest.partition(":")[0], "trace": str(DEFAULT_TOKENS[1])}.get(kind, length)
 
 
 def slots_known(case: Case) -> list[Found]:
