@@ -11,9 +11,10 @@ import asyncio
 import json
 import time
 from array import array
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from pdbench.deployment import Deployment, Server
@@ -25,6 +26,7 @@ from pdbench.sweep.sse import parse
 GENERATE = "/inference/v1/generate"
 _ENABLE = "Start it with vllm launch render (or vllm serve --enable-scale-out), and give its URL with --render."
 NO_IDS = "the render server answered without token ids"
+Hop = Callable[[Request, int, float, Opening | None], Coroutine[Any, Any, RawAnswer]]
 _SEPARATORS = (",", ":")
 
 
@@ -36,58 +38,25 @@ def renderers(deployment: Deployment) -> tuple[Server, ...]:
 
 
 @asynccontextmanager
-async def open_rendering(deployment: Deployment, connections: str) -> AsyncIterator[Rendering]:
+async def open_rendering(deployment: Deployment, connections: str) -> AsyncIterator[Chained]:
+    """`--drive render-only`: what the render tier takes."""
     async with open_each(renderers(deployment), connections) as servers:
-        yield Rendering(servers)
+        yield Chained(servers, partial(_render, servers))
 
 
 @asynccontextmanager
-async def open_four_hops(deployment: Deployment, connections: str) -> AsyncIterator[FourHops]:
+async def open_four_hops(deployment: Deployment, connections: str) -> AsyncIterator[Chained]:
+    """`--drive render`: all four."""
     prefills, decodes = both_sides(deployment)
     async with open_each((*renderers(deployment), *prefills, *decodes), connections) as servers:
-        yield FourHops(servers, prefills, decodes)
+        yield Chained(servers, partial(_four_hops, servers, prefills, decodes))
 
 
-class Rendering:
-    """`--drive render-only`: what the render tier takes. One for a cell."""
+class Chained:
+    """A client whose answers take several requests, each waiting for the one before. One for a cell."""
 
-    def __init__(self, servers: Several) -> None:
-        self._servers = servers
-
-    @property
-    def lead_ns(self) -> int:
-        return self._servers.lead_ns
-
-    def open(self, request: Request) -> Opening | None:
-        return self._servers.open(request)
-
-    def start(
-        self, request: Request, intended_ns: int, timeout_s: float, opening: Opening | None = None
-    ) -> asyncio.Future[RawAnswer]:
-        return asyncio.ensure_future(self._render(request, intended_ns, timeout_s, opening))
-
-    async def _render(self, request: Request, intended_ns: int, timeout_s: float, opening: Opening | None) -> RawAnswer:
-        raw = await self._servers.start(request, intended_ns, timeout_s, opening)
-        rendered = _whole(raw)
-        if rendered is None:
-            return raw
-        ids = _token_ids(rendered)
-        if not ids:
-            return _broken(raw, NO_IDS, _ENABLE)
-        return _as_stream(raw, len(ids))
-
-    def end_all(self) -> None:
-        self._servers.end_all()
-
-    def health(self) -> dict[str, Any]:
-        return self._servers.health()
-
-
-class FourHops:
-    """`--drive render`. The hops wait for each other, so each request is a task of its own."""
-
-    def __init__(self, servers: Several, prefills: tuple[Server, ...], decodes: tuple[Server, ...]) -> None:
-        self._servers, self._prefills, self._decodes = servers, prefills, decodes
+    def __init__(self, servers: Several, hop: Hop) -> None:
+        self._servers, self._hop = servers, hop
 
     @property
     def lead_ns(self) -> int:
@@ -101,52 +70,73 @@ class FourHops:
     ) -> asyncio.Future[RawAnswer]:
         return asyncio.ensure_future(self._hop(request, intended_ns, timeout_s, opening))
 
-    async def _hop(self, request: Request, intended_ns: int, timeout_s: float, opening: Opening | None) -> RawAnswer:
-        late_s = time.monotonic() + timeout_s
-
-        async def ask(url: str, body: Mapping[str, Any]) -> RawAnswer:
-            text = json.dumps(body, separators=_SEPARATORS).encode()
-            asked = replace(request, url=url, body=text)
-            return await self._servers.start(asked, time.monotonic_ns(), max(0.001, late_s - time.monotonic()))
-
-        first = await self._servers.start(request, intended_ns, timeout_s, opening)
-        rendered = _whole(first)
-        if rendered is None or not _token_ids(rendered):
-            return first if rendered is None else _broken(first, NO_IDS, _ENABLE)
-        wanted = rendered[0] if isinstance(rendered, list) else rendered
-        place = request.index % len(self._prefills)
-        second = await ask(self._prefills[place].url + GENERATE, _prefill_body(wanted))
-        handed = _whole(second)
-        if not isinstance(handed, dict):
-            return _told_of(second, first, "prefill")
-        if not isinstance(handed.get("kv_transfer_params"), dict):
-            return _broken(first, "prefill answered without kv_transfer_params", "It has no KV connector.")
-        decode = self._decodes[request.index // len(self._prefills) % len(self._decodes)]
-        body = {**wanted, "stream": True, "stream_options": {"include_usage": True}}
-        raw = await ask(decode.url + GENERATE, {**body, "kv_transfer_params": handed["kv_transfer_params"]})
-        if raw.http_status != 200 or raw.end != "complete":
-            return _told_of(raw, first, "decode")
-        last = await ask(request.url.replace("/render", "/derender"), _derender_body(request, raw, wanted))
-        raw.hops = {
-            "render_done_s": first.done_ns or 0,
-            "prefill_sent_s": second.sent_ns,
-            "prefill_done_s": second.done_ns or 0,
-            "decode_sent_s": max(raw.sent_ns, raw.connected_ns or 0),
-        }
-        if last.http_status == 200 and last.end == "complete" and last.done_ns is not None:
-            raw.hops |= {"derender_sent_s": last.sent_ns, "derender_done_s": last.done_ns}
-        else:
-            raw.http_status, raw.end = last.http_status, last.end
-            raw.reads, raw.lags_ns, raw.end_text = last.reads, last.lags_ns, f"derender: {last.end_text}"
-        raw.intended_ns, raw.sent_ns = first.intended_ns, first.sent_ns
-        raw.opened_ns, raw.connected_ns = first.opened_ns, first.connected_ns
-        return raw
-
     def end_all(self) -> None:
         self._servers.end_all()
 
     def health(self) -> dict[str, Any]:
         return self._servers.health()
+
+
+async def _render(
+    servers: Several, request: Request, intended_ns: int, timeout_s: float, opening: Opening | None
+) -> RawAnswer:
+    raw = await servers.start(request, intended_ns, timeout_s, opening)
+    rendered = _whole(raw)
+    if rendered is None:
+        return raw
+    ids = _token_ids(rendered)
+    return _as_stream(raw, len(ids)) if ids else _broken(raw, NO_IDS, _ENABLE)
+
+
+async def _four_hops(
+    servers: Several,
+    prefills: tuple[Server, ...],
+    decodes: tuple[Server, ...],
+    request: Request,
+    intended_ns: int,
+    timeout_s: float,
+    opening: Opening | None,
+) -> RawAnswer:
+    late_s = time.monotonic() + timeout_s
+
+    async def ask(url: str, body: Mapping[str, Any]) -> RawAnswer:
+        asked = replace(request, url=url, body=json.dumps(body, separators=_SEPARATORS).encode())
+        return await servers.start(asked, time.monotonic_ns(), max(0.001, late_s - time.monotonic()))
+
+    first = await servers.start(request, intended_ns, timeout_s, opening)
+    rendered = _whole(first)
+    if rendered is None or not _token_ids(rendered):
+        return first if rendered is None else _broken(first, NO_IDS, _ENABLE)
+    wanted = rendered[0] if isinstance(rendered, list) else rendered
+    second = await ask(prefills[request.index % len(prefills)].url + GENERATE, _prefill_body(wanted))
+    handed = _whole(second)
+    if not isinstance(handed, dict):
+        return _told_of(second, first, "prefill")
+    if not isinstance(handed.get("kv_transfer_params"), dict):
+        return _broken(first, "prefill answered without kv_transfer_params", "It has no KV connector.")
+    decode = decodes[request.index // len(prefills) % len(decodes)]
+    body = {**wanted, "stream": True, "stream_options": {"include_usage": True}}
+    raw = await ask(decode.url + GENERATE, {**body, "kv_transfer_params": handed["kv_transfer_params"]})
+    if raw.http_status != 200 or raw.end != "complete":
+        return _told_of(raw, first, "decode")
+    last = await ask(request.url.replace("/render", "/derender"), _derender_body(request, raw, wanted))
+    return _joined(first, second, raw, last)
+
+
+def _joined(first: RawAnswer, second: RawAnswer, raw: RawAnswer, last: RawAnswer) -> RawAnswer:
+    """Decode's answer, timed from the send of the first hop, with the stamps of all four."""
+    raw.hops = {
+        "render_done_s": first.done_ns or 0,
+        "prefill_sent_s": second.sent_ns,
+        "prefill_done_s": second.done_ns or 0,
+        "decode_sent_s": max(raw.sent_ns, raw.connected_ns or 0),
+    }
+    if last.http_status == 200 and last.end == "complete" and last.done_ns is not None:
+        raw.hops |= {"derender_sent_s": last.sent_ns, "derender_done_s": last.done_ns}
+    else:
+        raw.http_status, raw.end = last.http_status, last.end
+        raw.reads, raw.lags_ns, raw.end_text = last.reads, last.lags_ns, f"derender: {last.end_text}"
+    return _timed_from(first, raw)
 
 
 def _prefill_body(wanted: Mapping[str, Any]) -> dict[str, Any]:
@@ -210,6 +200,10 @@ def _told_of(raw: RawAnswer, first: RawAnswer, leg: str) -> RawAnswer:
     raw.end_text = f"{leg}: {raw.end_text or 'failed'}"
     if raw.http_status == 200 and raw.end == "complete":
         raw.http_status, raw.end = None, "protocol"
+    return _timed_from(first, raw)
+
+
+def _timed_from(first: RawAnswer, raw: RawAnswer) -> RawAnswer:
     raw.intended_ns, raw.sent_ns = first.intended_ns, first.sent_ns
     raw.opened_ns, raw.connected_ns = first.opened_ns, first.connected_ns
     return raw

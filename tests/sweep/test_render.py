@@ -58,7 +58,7 @@ def test_four_hops_on_one_clock(endpoint: str, tmp_path: Path) -> None:
         assert row.last_token_s is not None and row.derender_sent_s is not None and row.derender_done_s is not None
         assert row.sent_s <= renders[row.request_id]["received"] - origin_s
         assert renders[row.request_id]["ended"] - origin_s <= row.render_done_s <= row.prefill_sent_s
-        assert row.prefill_done_s <= row.decode_sent_s < row.first_token_s < row.last_token_s <= row.derender_sent_s
+        assert row.prefill_done_s <= row.decode_sent_s < row.first_token_s <= row.last_token_s <= row.derender_sent_s
         assert derenders[row.request_id]["tokens"] == OUTPUT
         assert log[row.request_id]["decode"]["external_tokens"] > 0, "the KV came from prefill"
         assert (row.output_tokens, row.chunks) == (OUTPUT, OUTPUT)
@@ -78,14 +78,16 @@ def test_the_render_tier_alone(tmp_path: Path) -> None:
 
 
 def test_what_the_render_tier_sustains(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """One core of 20 ms a request makes 49 a second, however many are asked for, and the cell is void."""
+    """One core of 20 ms a request makes at most 49 a second, however many are asked for, and the cell is void."""
     out = tmp_path / "run"
     with running(SLOW.on_free_ports()) as testbed:
         words = ["--render", testbed.decode_urls[0], "--drive", "render-only", "--rates", "120"]
         code = main(["sweep", *words, "--prompt-lens", str(PROMPT), "--num-prompts", "400", "--out", str(out)])
+        ended = sorted(row["ended"] for row in rendered(testbed.log_dir, "rendered").values())[-400:]
     assert code == 3, capsys.readouterr().err
     cell = json.loads((out / "summary.json").read_text())["cells"][0]
-    assert cell["request_throughput"] == pytest.approx(1000 / RENDER_MS, rel=0.2)
+    assert cell["request_throughput"] == pytest.approx(399 / (ended[-1] - ended[0]), rel=0.1)
+    assert cell["request_throughput"] < 1000 / RENDER_MS
     assert "not-steady-state" in [flag["code"] for flag in cell["validity"]]
 
 

@@ -6,35 +6,31 @@ import asyncio
 import json as jsonlib
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
+from pdbench import target_options as options
 from pdbench.errors import GateFailed, Unreachable, UsageError
 from pdbench.recipe import Recipe, TargetFlags, chosen, config_file
 
-Texts = list[str] | None
-
 
 def doctor(
-    proxy: Annotated[Texts, typer.Option(help="URL of the proxy that takes the requests.")] = None,
-    prefill: Annotated[Texts, typer.Option(help="URL of a prefill server; repeatable.")] = None,
-    decode: Annotated[Texts, typer.Option(help="URL of a decode server; repeatable.")] = None,
-    server: Annotated[Texts, typer.Option(help="URL of a co-located server.")] = None,
-    recipe: Annotated[Path | None, typer.Option(help="A deployment from a TOML file, with launch commands.")] = None,
-    engine: Annotated[str | None, typer.Option(help="vllm, dynamo, sglang; guessed.")] = None,
-    mode: Annotated[str | None, typer.Option(help="pull, push or colocated; guessed.")] = None,
-    model: Annotated[str | None, typer.Option(help="Served model; asked of the server.")] = None,
-    max_num_seqs: Annotated[
-        int | None, typer.Option(min=1, help="Slots of each decode (or co-located) server.")
-    ] = None,
+    proxy: options.Proxy = None,
+    prefill: options.Prefill = None,
+    decode: options.Decode = None,
+    server: options.Colocated = None,
+    recipe: options.RecipeFile = None,
+    engine: options.Engine = None,
+    mode: options.Mode = None,
+    model: options.Model = None,
+    max_num_seqs: options.MaxNumSeqs = None,
     tpot: Annotated[
         float | None, typer.Option(min=0.001, help="Expected ms per output token, where none was decoded yet.")
     ] = None,
-    metrics_url: Annotated[Texts, typer.Option(help="SERVER=URL where a page is elsewhere.")] = None,
-    api_key_env: Annotated[str | None, typer.Option(help="Variable that holds the API key.")] = None,
-    api_key_file: Annotated[Path | None, typer.Option(help="File that holds it.")] = None,
+    metrics_url: options.MetricsUrl = None,
+    api_key_env: options.ApiKeyEnv = None,
+    api_key_file: options.ApiKeyFile = None,
     json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Check a live deployment and/or a recipe before anyone measures it.

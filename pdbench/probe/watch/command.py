@@ -8,11 +8,11 @@ import signal
 import sys
 import time
 from collections.abc import Awaitable, Callable
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from pdbench import target_options as options
 from pdbench.errors import Unreachable, UsageError
 from pdbench.quantities import seconds
 from pdbench.recipe import TargetFlags, chosen, config_file
@@ -22,26 +22,23 @@ if TYPE_CHECKING:
     from pdbench.probe.watch.export import Exporter
     from pdbench.probe.watch.frame import Frame, Watch
 
-Texts = list[str] | None
 Show = Callable[["Frame"], None]
 DIRECT, PROMETHEUS, ONCE = "1s", "15s", "3s"
 
 
 def watch(
-    proxy: Annotated[Texts, typer.Option(help="URL of the proxy (its page, if it has one).")] = None,
-    prefill: Annotated[Texts, typer.Option(help="URL of a prefill server; repeatable.")] = None,
-    decode: Annotated[Texts, typer.Option(help="URL of a decode server; repeatable.")] = None,
-    server: Annotated[Texts, typer.Option(help="URL of a co-located server; repeatable.")] = None,
-    recipe: Annotated[Path | None, typer.Option(help="A deployment from a TOML file.")] = None,
-    engine: Annotated[str | None, typer.Option(help="vllm, dynamo, sglang; guessed.")] = None,
-    mode: Annotated[str | None, typer.Option(help="pull or push; guessed.")] = None,
-    model: Annotated[str | None, typer.Option(help="The model, where a page tells of several.")] = None,
-    max_num_seqs: Annotated[
-        int | None, typer.Option(min=1, help="Slots of each decode (or co-located) server.")
-    ] = None,
-    metrics_url: Annotated[Texts, typer.Option(help="SERVER=URL where a page is elsewhere.")] = None,
-    api_key_env: Annotated[str | None, typer.Option(help="Variable that holds the API key.")] = None,
-    api_key_file: Annotated[Path | None, typer.Option(help="File that holds it.")] = None,
+    proxy: options.Proxy = None,
+    prefill: options.Prefill = None,
+    decode: options.Decode = None,
+    server: options.Colocated = None,
+    recipe: options.RecipeFile = None,
+    engine: options.Engine = None,
+    mode: options.Mode = None,
+    model: options.Model = None,
+    max_num_seqs: options.MaxNumSeqs = None,
+    metrics_url: options.MetricsUrl = None,
+    api_key_env: options.ApiKeyEnv = None,
+    api_key_file: options.ApiKeyFile = None,
     interval: Annotated[str | None, typer.Option(help=f"Time between looks: {DIRECT}.")] = None,
     prometheus: Annotated[
         str | None, typer.Option(metavar="URL", help="Read from a Prometheus server instead.")
