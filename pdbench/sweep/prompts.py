@@ -20,6 +20,7 @@ from pdbench.sweep.schedule import Ask
 
 FIRST_ID = 256  # below are the byte and special tokens of the usual vocabularies
 _PIECES = 0x9E3779B97F4A7C15  # shared pieces are drawn apart from what follows them
+_MASK = (1 << 64) - 1
 
 # Words of one length, so that a row of the lookup table is one word and its blank.
 _TEXT = """
@@ -125,9 +126,22 @@ def user_message(text: bytes) -> bytes:
     return b'{"role":"user","content":' + text + b"}"
 
 
-@lru_cache(maxsize=1024)
-def _piece_ids(seed: int, piece: int, length: int, vocab_size: int) -> NDArray[np.int64]:
-    return token_ids(seed ^ _PIECES, piece, length, vocab_size)
+def _piece_ids(seed: int, pieces: tuple[int, ...], length: int, vocab_size: int) -> NDArray[np.int64]:
+    """The ids of all pieces, one after the other: SplitMix64 of (seed, piece, place), since a generator for each of a
+    long prompt's pieces would take milliseconds."""
+    starts = np.array([(seed ^ piece * _PIECES) & _MASK for piece in pieces], dtype=np.uint64)
+    with np.errstate(over="ignore"):
+        mixed = _mixed(np.add.outer(_mixed(starts), np.arange(length, dtype=np.uint64)))
+    span = np.uint64(vocab_size - FIRST_ID)
+    return (FIRST_ID + ((mixed >> np.uint64(32)) * span >> np.uint64(32)).astype(np.int64)).ravel()
+
+
+def _mixed(value: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    """SplitMix64 (Steele, Lea, Flood 2014), for each element."""
+    value = value + np.uint64(_PIECES)
+    value = (value ^ (value >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    value = (value ^ (value >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return value ^ (value >> np.uint64(31))
 
 
 @lru_cache(maxsize=1024)
@@ -137,10 +151,10 @@ def _piece_words(seed: int, piece: int, words: int) -> NDArray[np.int64]:
 
 def asked_ids(seed: int, index: int, ask: Ask, vocab_size: int) -> NDArray[np.int64]:
     """The token ids of a prompt: its pieces, then ids of its own."""
-    pieces = [_piece_ids(seed, piece, ask.piece_len, vocab_size) for piece in ask.pieces]
-    own = ask.prompt_len - len(pieces) * ask.piece_len
-    parts = [*pieces, token_ids(seed, index, own, vocab_size)] if own > 0 else pieces
-    return np.concatenate(parts)[: ask.prompt_len] if len(parts) > 1 else parts[0][: ask.prompt_len]
+    if not ask.pieces:
+        return token_ids(seed, index, ask.prompt_len, vocab_size)
+    shared = _piece_ids(seed, ask.pieces, ask.piece_len, vocab_size)[: ask.prompt_len]
+    return np.concatenate((shared, token_ids(seed, index, ask.prompt_len - len(shared), vocab_size)))
 
 
 def asked_words(seed: int, index: int, ask: Ask, chat: ChatCalibration) -> NDArray[np.int64]:

@@ -76,7 +76,7 @@ TRACE = [
 def test_a_trace_is_what_the_servers_get(pdbench: Run, testbed: Bed, tmp_path: Path) -> None:
     bed = testbed(mode="pull", max_model_len=1560)
     (tmp_path / "trace.jsonl").write_text("".join(json.dumps(row) + "\n" for row in TRACE))
-    words = ["--trace", "trace.jsonl", "--speed", "5,2.5", "--json", "--out", "run"]
+    words = ["--trace", "trace.jsonl", "--speed", "5,2.5", "--workers", "2", "--json", "--out", "run"]
     ended = pdbench("sweep", *roles(bed), *words)
     assert "1 answers of 5 requests were cut to fit into max_model_len 1,560" in ended.err
     assert [cell["traffic"][:24] for cell in ended.summary["cells"]] == [
@@ -191,3 +191,25 @@ def test_sessions_end_in_time_and_say_ttft_by_turn(pdbench: Run, testbed: Bed, t
     assert ttft == pytest.approx([60, 122, 183], rel=0.4), "0.2 ms a token of the history, without a cache"
     run = json.loads((tmp_path / "run" / "run.json").read_text())["cell_runs"][0]
     assert run["send_end_s"] - run["start_s"] == pytest.approx(5, abs=0.3)
+
+
+def test_interrupted_sessions_go_on(pdbench: Run, testbed: Bed, tmp_path: Path) -> None:
+    bed = testbed(mode="colocated")
+    words = ["sweep", *roles(bed), *SESSIONS, "--think-time", "3s", "--num-prompts", "10", "--out", "run"]
+    started = subprocess.Popen(command(*words), cwd=tmp_path, env=environment(), stderr=subprocess.PIPE, text=True)
+    live, deadline = tmp_path / "run" / "live", time.monotonic() + 60
+    while started.poll() is None and not any(p.stat().st_size > 500 for p in live.glob("requests-c0000*")):
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    started.send_signal(signal.SIGINT)
+    started.communicate(timeout=30)
+    assert started.returncode == 130
+    (entry,) = json.loads((tmp_path / "run" / "run.json").read_text())["cell_runs"]
+    assert entry["end_s"] - entry["send_end_s"] < 1, "clients that think are not waited for"
+    ended = pdbench("sweep", "--resume", "run", "--json")
+    assert ended.summary["cells"][0]["state"] == "done", ended.err
+    rows = rows_of(tmp_path / "run")
+    assert (
+        sorted(zip(rows["session"], rows["turn"], strict=True))
+        == [(s, t) for s in (0, 1, 2) for t in (1, 2, 3, 4)][:10]
+    )

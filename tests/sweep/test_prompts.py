@@ -15,6 +15,7 @@ from pdbench.sweep.prompts import (
     FIRST_ID,
     WORDS,
     ChatCalibration,
+    asked_ids,
     calibrate,
     ids_json,
     prompt_source,
@@ -104,3 +105,15 @@ def test_prompts_share_their_pieces_and_nothing_else(length, pieces, piece_len, 
     if whole - shared >= 8:
         assert words[shared : shared + 8] != others[shared : shared + 8]
         assert words[shared : shared + 8] == read(alone)[:8], "what is a prompt's own does not depend on its pieces"
+
+
+def test_ids_of_pieces_are_uniform_and_of_their_own():
+    ids = asked_ids(3, 0, Ask(400_000, 1, pieces=tuple(range(800)), piece_len=500), 4000)
+    counts = np.bincount(ids)[FIRST_ID:]
+    assert len(ids) == 400_000 and ids.min() == FIRST_ID and ids.max() == 3999
+    expected = 400_000 / (4000 - FIRST_ID)
+    chi_square = ((counts - expected) ** 2 / expected).sum()
+    assert abs(chi_square - len(counts)) < 5 * np.sqrt(2 * len(counts))
+    rows = ids.reshape(800, 500)
+    assert len({tuple(row[:8]) for row in rows}) == 800
+    assert abs(np.corrcoef(rows[:-1].ravel(), rows[1:].ravel())[0, 1]) < 0.01
