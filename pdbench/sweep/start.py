@@ -112,6 +112,8 @@ def resumed(
             "--resume goes on with the plan of the run: it takes --repeats, but no --out and no other flag of the load."
         )
     run = Run.open(path)
+    if about := run.document.get("imported"):
+        raise UsageError(f"{path} was measured by {about['tool']} and imported: there is no plan to go on with.")
     if load["repeats"] is not None:
         if load["repeats"] < (planned := run.document["plan"].get("repeats", 1)):
             raise UsageError(f"{path} has {planned} repeats already: --repeats can only add some.")

@@ -228,6 +228,12 @@ def test_what_cannot_be_imported_is_one_sentence(said, tmp_path, capsys):
     assert "Traceback" not in error and not (tmp_path / "run").exists()
 
 
+def test_an_imported_run_cannot_be_gone_on_with(tmp_path, capsys):
+    imported(tmp_path, "vllm-plain.json")
+    assert main(["sweep", "--resume", str(tmp_path / "run")]) == 2
+    assert "was measured by vllm bench serve and imported" in capsys.readouterr().err
+
+
 def test_files_of_two_tools_are_not_joined(tmp_path, capsys):
     both = [str(FILES / "vllm-plain.json"), str(FILES / "sglang.jsonl")]
     assert main(["import", *both, "--out", str(tmp_path / "run")]) == 2
