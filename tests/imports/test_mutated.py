@@ -13,8 +13,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pdbench.errors import PdbenchError
+from pdbench.report.html import render_html
 from pdbench.report.imports.formats import read_one
 from pdbench.report.imports.write import write_run
+from pdbench.report.markdown import render_markdown
 from pdbench.report.summary import summarise
 from tests.imports.test_import import FILES
 
@@ -57,7 +59,7 @@ def put(document: Any, path: tuple[Any, ...], value: Any) -> Any:
 
 
 @pytest.mark.parametrize("name", SMALL)
-@settings(max_examples=40)
+@settings(max_examples=15)
 @given(seed=st.integers(0, 10**6), value=ANYTHING)
 def test_one_changed_value_is_imported_or_refused(tmp_path_factory, name, seed, value):
     document = json.loads((FILES / SMALL[name]).read_text())
@@ -67,7 +69,9 @@ def test_one_changed_value_is_imported_or_refused(tmp_path_factory, name, seed, 
         file = folder / "file.json"
         file.write_text(json.dumps(put(document, path, value)))
         try:
-            summary = summarise(write_run(read_one(file), folder / "run", [file], "pdbench import"))
+            run = write_run(read_one(file), folder / "run", [file], "pdbench import")
+            summary = summarise(run)
+            assert render_html(summary, run) and render_markdown(summary, run)
         except PdbenchError as error:
             assert str(error)
             return

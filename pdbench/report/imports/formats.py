@@ -8,6 +8,7 @@ from pathlib import Path
 
 from pdbench.errors import UsageError
 from pdbench.report.imports import aiperf, guidellm, inference_perf, sglang, vllm
+from pdbench.report.imports.possible import impossible
 from pdbench.report.imports.record import Imported
 from pdbench.report.imports.source import Source, read_source
 
@@ -55,6 +56,8 @@ def read_one(path: Path, format_name: str | None = None) -> Imported:
             f"{path} cannot be read as {chosen} writes it ({type(error).__name__}: {error}).",
             "docs/import.md says which versions are read.",
         ) from None
+    if (found := impossible(imported)) is not None:
+        raise UsageError(f"{path} holds what no run can have: {found}.", "Was the file changed?")
     if not any(cell.requests or cell.figures.get("completed") for cell in imported.cells):
         raise UsageError(f"{path} holds no request that was answered or failed.")
     return imported

@@ -18,6 +18,7 @@ from pdbench.run import RequestRow, Run, request_record, storing
 TARGET = "default"
 SIMULATED_MODEL = "simulated-"  # how the practice testbed names what it serves
 BETWEEN_S = 1.0
+LATEST_UNIX_S = 4e9  # the year 2096
 MAX_ID_BYTES = 63
 MAX_ERROR_CHARS = 300
 _SECRET = re.compile(r"(?i)\b(?:bearer|api[-_ ]?key|token|authorization)[\s\"':=]+\S+|\bsk-\S+")
@@ -36,9 +37,10 @@ def write_run(imported: Imported, path: Path, files: Sequence[Path], command: st
     """Make the run directory. Raises UsageError when it exists, StorageError when it cannot be written."""
     placed = list(_placed(imported.cells))
     model = clean(imported.model or "", 120)
+    created = imported.created_unix_s
     about = {
         "tool": imported.tool,
-        "version": imported.version,
+        "version": clean(imported.version, 40) if imported.version else None,
         "files": [file.name for file in files],
         "differs": list(imported.differs),
     }
@@ -46,7 +48,7 @@ def write_run(imported: Imported, path: Path, files: Sequence[Path], command: st
         path,
         {
             "pdbench": __version__,
-            "created_unix_s": imported.created_unix_s,
+            "created_unix_s": created if created is not None and 0 < created < LATEST_UNIX_S else None,
             "command": command,
             "simulated": imported.simulated or model.startswith(SIMULATED_MODEL),
             "clock": {"source": f"{imported.tool}'s own, set to 0 at each cell's start", "origin_monotonic_ns": 0},
