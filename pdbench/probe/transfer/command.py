@@ -111,22 +111,22 @@ def probe_transfer(
     _tell(run, failure, as_json=json)
 
 
-def serve(where: tuple[str, int], token_file: Path | None, gpu: int, limit_s: float) -> None:
+def serve(address: tuple[str, int], token_file: Path | None, gpu: int, limit_s: float) -> None:
     """The prefill host: wait for one decode host that holds the token, and do as it asks."""
     import tempfile
 
     from pdbench.probe.transfer.channel import listen, new_token
     from pdbench.probe.transfer.launch import ending, listen_to, start
 
-    with listen(*where) as listener, tempfile.TemporaryDirectory(prefix="pdbench-transfer-") as logs:
+    with listen(*address) as listener, tempfile.TemporaryDirectory(prefix="pdbench-transfer-") as logs:
         host, port = listener.getsockname()[:2]
+        where = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
         token = _token(token_file, required=False)
         if token is None:
             token = new_token()
             print(f"token, for one session: {token}", file=sys.stderr)
         print(
-            f"listening on {host}:{port}; on the other host: {TOKEN_VARIABLE}=... pdbench probe-transfer "
-            f"--connect {host}:{port}",
+            f"listening on {where}; on the other host: {TOKEN_VARIABLE}=... pdbench probe-transfer --connect {where}",
             file=sys.stderr,
             flush=True,
         )

@@ -20,7 +20,7 @@ WITHIN_HOST = {
     "ze_ipc",
 }
 GPU_DIRECT = {"cuda_ipc", "rocm_ipc", "ze_ipc"}
-CARRIES, CARRIES_NOT = 0.9, 0.1  # of the bytes that were moved
+CARRIES, CARRIES_NOT = 0.9, 0.1  # of the bytes that were moved; what is said of the second names a tenth
 NEGLIGIBLE = 0.01
 
 
@@ -90,7 +90,7 @@ def _within_host(
     name, least = max(always.items(), key=lambda pair: pair[1])
     if least >= CARRIES_NOT:
         return None, f"{said}; {name} counted {shares[name]:.0%} of the bytes, which may be somebody else's"
-    return True, f"{said}; no interface counted even {CARRIES_NOT:.0%} of the bytes all the time"
+    return True, f"{said}; no interface counted a tenth of the bytes"
 
 
 def _listed(shares: Mapping[str, float]) -> str:

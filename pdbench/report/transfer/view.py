@@ -99,7 +99,9 @@ def _verified(result: Result) -> str:
 
 
 def _rough(fits: Sequence[Mapping[str, Any]]) -> list[str]:
-    worst = max((float(each["worst_miss"]) for each in fits), default=0.0)
+    if not fits:
+        return ["No fit: these shapes do not tell t0, bytes and descriptors apart; scattered and contiguous ids do."]
+    worst = max(float(each["worst_miss"]) for each in fits)
     if worst < ROUGH:
         return []
     return [f"The fit misses a shape by {percent(worst)}: t is no straight line here, so predictions are rough."]
