@@ -128,7 +128,7 @@ def test_two_sides_a_wrong_token_and_nothing_on_all_addresses(
 def test_silent_tcp_between_two_pid_namespaces(tmp_path: Path, listening: Callable[..., Listening]) -> None:
     other = listening()
     apart = ["unshare", "--pid", "--fork", "--mount-proc"]
-    words = [*SMALL, "--connect", other.where, "--json"]
+    words = [*SMALL, "--ids", "scattered", "--connect", other.where, "--json"]
     done = run(*words, cwd=tmp_path, before=apart, PDBENCH_TRANSFER_TOKEN=other.token)
     assert done.code == 0, done.err
     assert all(r["verified"] and r["transport"] == "tcp/lo" for r in done.summary["results"])
@@ -184,7 +184,7 @@ def test_over_a_cable_the_interface_counts_what_was_moved(
 ) -> None:
     other = listening("10.77.0.1", two_hosts[0])
     apart = [*two_hosts[1], "unshare", "--pid", "--fork", "--mount-proc"]
-    words = [*SMALL, "--connect", other.where, "--link-gb-s", "1000", "--json"]
+    words = [*SMALL, "--ids", "scattered", "--connect", other.where, "--link-gb-s", "1000", "--json"]
     done = run(*words, cwd=tmp_path, before=apart, PDBENCH_TRANSFER_TOKEN=other.token)
     assert done.code == 0, done.err
     for result in done.summary["results"]:

@@ -87,6 +87,7 @@ def test_report_shows_the_same_again(tiny: tuple[Path, Ended], capsys: pytest.Ca
     assert main(["report", str(cwd / "run")]) == 0
     text = capsys.readouterr().out
     assert "1,000 tokens of" in text and "over cma/memory" in text
+    assert all(len(line) <= 80 for line in text.splitlines() if not line.startswith("report"))
     assert (cwd / "run" / "report.html").stat().st_size > 10_000
 
 
@@ -142,14 +143,13 @@ def gpus(tmp_path_factory: pytest.TempPathFactory) -> str:
     ("words", "sentence", "hint"),
     [
         ([], "could not register 1.004 MiB of VRAM: this UCX cannot tell GPU memory", "--memory dram"),
-        (["--memory", "vram", "--gpu", "0,7"], "refuses GPU 7: invalid device ordinal", "nvidia-smi"),
         (
             ["--memory", "vram", "--bytes", "2GiB", "--descriptors", "4"],
             "2.000 GiB on GPU 1: out of memory",
             "nvidia-smi",
         ),
     ],
-    ids=["registration", "no such GPU", "out of memory"],
+    ids=["registration", "out of memory"],
 )
 def test_gpu_memory_that_cannot_be_had(tmp_path: Path, gpus: str, words: list[str], sentence: str, hint: str) -> None:
     chosen = [*words, *QUICK] if "--bytes" in words else [*SMALL, *words]
@@ -162,7 +162,6 @@ def test_gpu_memory_that_cannot_be_had(tmp_path: Path, gpus: str, words: list[st
     [
         (["--memory", "vram"], {}, 4, "no CUDA driver"),
         ([], {"UCX_TLS": "posix"}, 4, "no transport that UCX may use can tell that a peer died"),
-        ([], {"UCX_NET_DEVICES": "mlx5_0:1"}, 4, "UCX sees no network device mlx5_0:1"),
         (["--backend", "libfabric"], {}, 4, "LIBFABRIC does not load"),
         (["--backend", "posix"], {}, 2, "it stores, and has no peer"),
         (["--backend", "pigeon"], {}, 2, "this NIXL has none"),

@@ -32,7 +32,7 @@ def summarise(run: Run) -> dict[str, Any]:
         "kind": KIND,
         "simulated": False,
         "created_unix_s": document.get("created_unix_s"),
-        "answer": answer(asked),
+        "answer": answer(asked, plan.get("tp", 1)),
         "verdict": verdict(asked) if asked and not refused else None,
         "validity": validity,
         "diagnosis": findings.causes(asked, sides, times_count=not refused),
@@ -81,13 +81,14 @@ def _theory(result: Mapping[str, Any], run: Mapping[str, Any], sides: Mapping[st
     return {"theory": name, "theory_gb_s": gb_s, "theory_fraction": result["gb_s"] / gb_s}
 
 
-def answer(asked: Sequence[Mapping[str, Any]]) -> str:
+def answer(asked: Sequence[Mapping[str, Any]], tp: int) -> str:
     """One sentence: what was moved, by what, and how long it takes at its best and when it is fragmented."""
     if not asked:
         return "Nothing was measured."
     one = min((each for each in asked if each["in_flight"] == 1), key=_preferred, default=asked[0])
     what = f"{one['tokens']:,} tokens of {one['name']}" if one["tokens"] else size(one["nbytes"])
-    what += f" ({size(one['nbytes'])} a GPU)" if one["tokens"] else ""
+    what += f" ({size(one['nbytes'])} on each of {tp} ranks)" if one["tokens"] and tp > 1 else ""
+    what += f" ({size(one['nbytes'])})" if one["tokens"] and tp == 1 else ""
     flying = f", {one['in_flight']} at once," if one["in_flight"] > 1 else ""
     told = f"{what}{flying} over {one['transport']}: {ms(one['total_ms']['p50'])}, {number(one['gb_s'])} GB/s"
     if one.get("theory_fraction") is not None:

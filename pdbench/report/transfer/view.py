@@ -141,7 +141,7 @@ def _predictions(rows: Sequence[Mapping[str, Any]]) -> list[Table]:
         mine = [row for row in rows if row["block_tokens"] == block]
         ways = [way for way in mine[0]["ways"]]
         several = len({(way["backend"], way["memory"]) for way in ways}) > 1
-        heads = ["prompt", "a GPU", "blocks"]
+        heads = ["prompt", "a rank", "blocks"]
         heads += [_way(way, several) for way in ways]
         theory = mine[0]["at_theory_ms"] is not None
         heads += ["at link"] if theory else []
