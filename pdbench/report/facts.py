@@ -50,4 +50,6 @@ def flat(summary: Mapping[str, Any], target: str | None = None) -> dict[str, str
                 named[f"{front}{server.get('name')} {name}"] = server.get(name)
     if not deployments:  # summaries of older versions say the engines only
         named |= dict(summary.get("versions") or {})
+        link = summary.get("link")  # of a transfer
+        named["link"] = link.get("name") if isinstance(link, Mapping) else None
     return {name: str(value) for name, value in named.items() if value is not None}

@@ -18,7 +18,7 @@ OPEN_ROWS = 80  # a longer table shows what tells and folds the rest
 
 def maps(comparison: Comparison) -> list[Child]:
     """For each gated metric the grid with its changes, where a grid says more than the table."""
-    if len(comparison.cells) < 3:
+    if len(comparison.cells) < 3 or not all(cell.cell.in_grid for cell in comparison.cells):
         return []
     drawn: list[Child] = []
     groups: dict[tuple[str, object, str], list[CellChange]] = {}

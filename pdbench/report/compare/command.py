@@ -57,7 +57,7 @@ def compare(
     if step_summary and not os.environ.get("GITHUB_STEP_SUMMARY"):
         raise UsageError("--step-summary wants GITHUB_STEP_SUMMARY, which GitHub Actions sets; it is not set here.")
     sides = _sides(runs, between)
-    rules = _rules(gate, min_effect, len(sides))
+    rules = _rules(gate, min_effect, sides)
     comparisons = [judged(base, new, rules) for base, new in sides]
     _write(comparisons, html, junit, markdown, step_summary)
     _show(comparisons, json)
@@ -76,13 +76,15 @@ def _sides(runs: Sequence[Path], between: Texts) -> list[tuple[Side, Side]]:
     return [(base, read_side(path, NEW if len(runs) == 2 else f"{NEW}{i}")) for i, path in enumerate(runs[1:], 1)]
 
 
-def _rules(gate: Texts, min_effect: str, comparisons: int) -> Rules:
+def _rules(gate: Texts, min_effect: str, sides: Sequence[tuple[Side, Side]]) -> Rules:
     """The false alarms of several comparisons share one budget."""
+    from pdbench.report.compare import transfers
     from pdbench.report.compare.evidence import ALPHA
     from pdbench.report.compare.gate import GATED, Rules, gates_named
 
-    named = several(gate or [], "--gate", str)
-    return Rules(gates_named(named) if named else GATED, _share(min_effect), ALPHA / comparisons)
+    transfer = transfers.is_transfer(sides[0][0].summary)
+    named = gates_named(several(gate or [], "--gate", str), transfer)
+    return Rules(named or (transfers.GATED if transfer else GATED), _share(min_effect), ALPHA / len(sides))
 
 
 def _share(text: str) -> float:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from pdbench.report.compare import transfers
 from pdbench.report.compare.explain import Part, Told, causes, differing_facts, parts_of_change
 from pdbench.report.compare.gate import WATCHED, Change, Rules, changes, validity_change
 from pdbench.report.compare.pairs import PairedCell, paired_cells
@@ -58,7 +59,8 @@ def compare(base: Side, new: Side, rules: Rules) -> Comparison:
     if forbidden:
         return Comparison(base, new, rules, (), tuple(only), tuple(forbidden), differs, REFUSED)
     gates = changes(paired, rules.gates, rules, gated=True)
-    watched = changes(paired, [name for name in WATCHED if name not in rules.gates], rules, gated=False)
+    seen_too = transfers.WATCHED if transfers.is_transfer(base.summary) else WATCHED
+    watched = changes(paired, [name for name in seen_too if name not in rules.gates], rules, gated=False)
     cells, without = [], []
     for cell, judged, seen in zip(paired, gates, watched, strict=True):
         lost = validity_change(cell, len(paired), rules)

@@ -49,11 +49,12 @@ SHORT = {
     "throughput": ("request_throughput",),
     "goodput": ("request_goodput",),
 }
+TRANSFER_SHORT = {"bandwidth": "gb_s", **{name: f"{name}_ms.p50" for name in ("prep", "make", "post", "move", "total")}}
 _KEY = re.compile(
     r"(classes\.[^.]+\.)?((mean|median|p50|p90|p99)_(ttft|tpot|itl|e2el)_ms|(request|output|total_token)_throughput"
-    r"|request_goodput)|waiting_mean|ttft_split_ms\.\w+"
+    r"|request_goodput)|waiting_mean|ttft_split_ms\.\w+|gb_s|(prep|make|post|move|total)_ms\.(p50|p99)"
 )
-HIGHER_IS_BETTER = ("throughput", "goodput", "_gb_s")
+HIGHER_IS_BETTER = ("throughput", "goodput", "gb_s")
 EFFECT = 0.05
 PAIRS_WORTH_PLANNING = 100  # beyond, what is asked for is another experiment
 VALIDITY = "validity"
@@ -94,11 +95,13 @@ class Change:
     note: str = ""
 
 
-def gates_named(names: Sequence[str]) -> tuple[str, ...]:
+def gates_named(names: Sequence[str], transfer: bool = False) -> tuple[str, ...]:
     """Keys of summary.json for what a command line calls them. Raises UsageError for what a repeat never holds."""
     found: dict[str, None] = {}
     for name in names:
-        if name in SHORT:
+        if transfer and name in TRANSFER_SHORT:
+            found[TRANSFER_SHORT[name]] = None
+        elif name in SHORT:
             found |= dict.fromkeys(SHORT[name])
         elif name in wording.SPLIT_PARTS:
             found[f"ttft_split_ms.{name}"] = None

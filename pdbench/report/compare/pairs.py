@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from pdbench.report import wording
+from pdbench.report.compare import transfers
 from pdbench.report.compare.sides import Side
 from pdbench.report.wording import CellSummary
 
@@ -33,6 +34,11 @@ class PairedCell:
     roles: tuple[str, str]
 
     @property
+    def in_grid(self) -> bool:
+        """Whether load and prompt length say which cell it is; a transfer or a trace has a name instead."""
+        return "what" not in self.base and not self.base.get("traffic")
+
+    @property
     def why_not(self) -> str:
         """Why nothing can be compared here; empty where there is a pair."""
         if self.pairs:
@@ -48,6 +54,8 @@ class PairedCell:
 
 
 def place_of(cell: CellSummary, with_target: bool) -> Place:
+    if "what" in cell:
+        return tuple(cell.get(key) for key in transfers.SHAPE)
     shape = tuple(cell.get(key) or PLAIN.get(key) for key in SHAPE)
     return (str(cell.get("target", "")) if with_target else "", wording.loop(cell), wording.load(cell), *shape)
 
@@ -60,16 +68,21 @@ def paired_cells(base: Side, new: Side) -> tuple[list[PairedCell], list[str]]:
     news = {place_of(cell, by_name): cell for cell in new.cells}
     roles = (base.role, new.role)
     common = [_paired(olds[place], news[place], by_name, roles) for place in olds if place in news]
-    only = [f"{wording.place(cell, by_name)}: only in {base.role}" for place, cell in olds.items() if place not in news]
-    only += [f"{wording.place(cell, by_name)}: only in {new.role}" for place, cell in news.items() if place not in olds]
+    only = [f"{name_of(cell, by_name)}: only in {base.role}" for place, cell in olds.items() if place not in news]
+    only += [f"{name_of(cell, by_name)}: only in {new.role}" for place, cell in news.items() if place not in olds]
     return common, only
+
+
+def name_of(cell: CellSummary, with_target: bool = False) -> str:
+    """`8 req/s x 16,384 tokens`, or the shape of a transfer."""
+    return str(cell["what"]) if "what" in cell else wording.place(cell, with_target)
 
 
 def _paired(base: CellSummary, new: CellSummary, by_name: bool, roles: tuple[str, str]) -> PairedCell:
     pairs = _same_seed(repeats_of(base), repeats_of(new))
     void = [(not is_valid(a), not is_valid(b)) for a, b in pairs]
     return PairedCell(
-        name=wording.place(base, by_name),
+        name=name_of(base, by_name),
         base=base,
         new=new,
         pairs=tuple(pair for pair, (a, b) in zip(pairs, void, strict=True) if not a and not b),

@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from pdbench.report import wording
-from pdbench.report.compare.pairs import PairedCell, figure
+from pdbench.report.compare.pairs import PairedCell, figure, name_of
 from pdbench.report.compare.sides import Side
+from pdbench.report.compare.transfers import is_transfer
 from pdbench.report.wording import CellSummary, clean
 
 # Parts of a plan that change no load. Whatever else two plans both state must be equal.
@@ -41,6 +42,10 @@ class Refusal:
 
 def refusals(base: Side, new: Side, cells: Sequence[PairedCell], gates: Sequence[str]) -> list[Refusal]:
     """Everything that forbids comparing these two; empty where nothing does."""
+    if is_transfer(base.summary) != is_transfer(new.summary):
+        moved, load = (base, new) if is_transfer(base.summary) else (new, base)
+        why = f"{moved.role} is a run of probe-transfer, {load.role} one of sweep: they measure different things."
+        return [Refusal(why, "Compare transfers with transfers, sweeps with sweeps.")]
     if base.simulated != new.simulated:
         real, bed = (new, base) if base.simulated else (base, new)
         why = (
@@ -68,7 +73,9 @@ def refusals(base: Side, new: Side, cells: Sequence[PairedCell], gates: Sequence
 
 
 def _plans(base: Side, new: Side) -> Iterator[Refusal]:
-    """What was asked of the servers differs."""
+    """What was asked of the servers differs. Transfers say it in each cell."""
+    if is_transfer(base.summary):
+        return
     differing = [
         key
         for key in base.plan
@@ -114,6 +121,10 @@ def _definitions(base: Side, new: Side) -> Iterator[Refusal]:
 
 
 def _no_common_cell(base: Side, new: Side) -> Refusal:
+    if is_transfer(base.summary):
+        shapes = [clean(", ".join(name_of(cell) for cell in side.cells[:2]), 200) or "none" for side in (base, new)]
+        told = f"no transfer in common: {shapes[0]} in {base.role}, {shapes[1]} in {new.role}."
+        return Refusal(told, f"Measure {new.role} with the command of {base.role}.")
     loops = [{wording.loop(cell) for cell in side.cells} for side in (base, new)]
     if not (loops[0] & loops[1]) and all(loops):
         kinds = [

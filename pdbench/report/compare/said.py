@@ -27,6 +27,7 @@ _NAMES = {
     "request_goodput": ("goodput", "req/s"),
     "waiting_mean": ("waiting", "requests"),
     VALIDITY: ("validity", "void"),
+    "gb_s": ("bandwidth", "GB/s"),
 }
 NAMED_GATES = 3
 
@@ -40,6 +41,9 @@ def metric_name(metric: str) -> str:
         return f"{clean(name, 20)} {metric_name(own)}"
     if metric.startswith("ttft_split_ms."):
         return part_name(metric.partition(".")[2])
+    if metric.endswith(("_ms.p50", "_ms.p99")):
+        phase, _, quantile = metric.partition("_ms.")
+        return f"{phase} {quantile}"
     statistic, _, rest = metric.removesuffix("_ms").partition("_")
     return (
         f"{_STATISTICS[statistic]}{_METRICS[rest]}" if statistic in _STATISTICS and rest in _METRICS else clean(metric)

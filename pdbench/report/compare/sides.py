@@ -10,6 +10,7 @@ from typing import Any
 
 from pdbench.errors import UsageError
 from pdbench.report import wording
+from pdbench.report.compare import transfers
 from pdbench.report.summary import SCHEMA, summarise
 from pdbench.report.wording import CellSummary, Summary, clean
 from pdbench.run import Run
@@ -29,6 +30,8 @@ class Side:
 
     @property
     def cells(self) -> list[CellSummary]:
+        if transfers.is_transfer(self.summary):
+            return transfers.cells_of(self.summary)
         found: Sequence[CellSummary] = self.summary.get("cells") or []
         return [cell for cell in found if self.target is None or cell.get("target") == self.target]
 
@@ -69,10 +72,11 @@ def read_side(path: Path, role: str) -> Side:
 def _refuse_what_is_no_summary(summary: Any, role: str, file: Path) -> None:
     if isinstance(summary, list):
         raise UsageError(f"{role} {file} holds {len(summary)} summaries.", "Compare one run's summary.json at a time.")
-    cells = summary.get("cells") if isinstance(summary, dict) else None
+    key = "results" if isinstance(summary, dict) and transfers.is_transfer(summary) else "cells"
+    cells = summary.get(key) if isinstance(summary, dict) else None
     if not isinstance(cells, list) or not all(isinstance(cell, dict) for cell in cells):
         raise UsageError(
-            f"{role} {file} is not a summary.json: it has no list of cells.",
+            f"{role} {file} is not a summary.json: it has no list of {key}.",
             "Results of other tools become run directories with pdbench import.",
         )
     schema = summary.get("schema")

@@ -14,6 +14,7 @@ from pdbench.report.compare import said
 from pdbench.report.compare.comparison import FAILED, REFUSED, CellChange, Comparison
 from pdbench.report.compare.explain import measured_on
 from pdbench.report.compare.gate import VALIDITY, Change
+from pdbench.report.compare.pairs import name_of
 from pdbench.report.text import MARK_WIDTH, hanging, printed
 from pdbench.report.wording import clean, number, part_name
 
@@ -112,13 +113,25 @@ def _columns(rows: list[dict[str, Any]], comparison: Comparison) -> list[Column]
     def of(text: Any) -> Any:
         return lambda row: text(row["change"])
 
+    if all(row["cell"].cell.in_grid for row in rows):
+        places = _places(rows, comparison, once)
+    else:
+        places = [Column(("", "cell"), (once(name_of), once(lambda cell: name_of(cell)[:24])), 4, left=True)]
+    return [*places, *_figures(comparison, of)]
+
+
+def _places(rows: list[dict[str, Any]], comparison: Comparison, once: Any) -> list[Column]:
     several = len(comparison.base.targets) > 1
     unit = "streams" if all(wording.loop(row["cell"].cell.base) == "closed" for row in rows) else "req/s"
     columns = [Column(("", unit), (once(lambda cell: wording.short(wording.load(cell))),))]
     if several:
         columns.insert(0, Column(("", "target"), (once(lambda cell: clean(cell.get("target", ""), 12)),), left=True))
-    columns += [
-        Column(("prompt", "tokens"), (once(lambda cell: wording.number_of_tokens(cell.get("prompt_len"))),)),
+    columns.append(Column(("prompt", "tokens"), (once(lambda cell: wording.number_of_tokens(cell.get("prompt_len"))),)))
+    return columns
+
+
+def _figures(comparison: Comparison, of: Any) -> list[Column]:
+    return [
         Column(("", "metric"), (of(lambda change: said.metric_name(change.metric)),), left=True),
         Column(("", clean(comparison.base.role, 10)), (of(_value("base")),)),
         Column(("", clean(comparison.new.role, 10)), (of(_value("new")),)),
@@ -127,7 +140,6 @@ def _columns(rows: list[dict[str, Any]], comparison: Comparison) -> list[Column]
         Column(("", "evidence"), (of(lambda change: change.evidence),), 2, left=True),
         Column(("needs", "more"), (of(_needs),), 3),
     ]
-    return columns
 
 
 def _value(name: str) -> Any:
