@@ -19,6 +19,7 @@ VERBS = {
     "report": ("pdbench.report.command:report", "Judge a run directory again: verdict, summary.json, report.html."),
     "import": ("pdbench.report.imports.command:import_results", "Make a run of other tools' results."),
     "compare": ("pdbench.report.compare.command:compare", "Did it change? Intervals from repeats, and a gate for CI."),
+    "history": ("pdbench.report.history.command:history", "When did it change? Change points over many runs."),
     "slots": ("pdbench.littles_law.slots_command:slots", "Decode slots: how many, how long a wait, how high a rate."),
     "probe-transfer": (
         "pdbench.probe.transfer.command:probe_transfer",

@@ -84,15 +84,16 @@ def _rules(gate: Texts, min_effect: str, sides: Sequence[tuple[Side, Side]]) -> 
 
     transfer = transfers.is_transfer(sides[0][0].summary)
     named = gates_named(several(gate or [], "--gate", str), transfer)
-    return Rules(named or (transfers.GATED if transfer else GATED), _share(min_effect), ALPHA / len(sides))
+    return Rules(named or (transfers.GATED if transfer else GATED), share(min_effect), ALPHA / len(sides))
 
 
-def _share(text: str) -> float:
+def share(text: str) -> float:
+    """`5%` or `0.05`. Raises UsageError for what is no share."""
     match = re.fullmatch(r"\s*([0-9]*\.?[0-9]+)\s*(%?)\s*", text)
-    share = float(match[1]) / (100 if match[2] else 1) if match else 0.0
-    if not 0 < share < 1:
+    found = float(match[1]) / (100 if match[2] else 1) if match else 0.0
+    if not 0 < found < 1:
         raise UsageError(f"--min-effect wants a share such as 5% or 0.05, not {text!r}.")
-    return share
+    return found
 
 
 def _write(

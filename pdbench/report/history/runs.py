@@ -1,0 +1,79 @@
+"""Which runs make the history: run directories and summary files, in the order in which they were measured."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from pdbench.errors import UsageError
+from pdbench.report.compare.refusals import HARMLESS
+from pdbench.report.compare.sides import Side, read_side
+from pdbench.report.compare.transfers import is_transfer
+
+
+def read_runs(places: Sequence[str]) -> tuple[list[Side], list[str]]:
+    """The runs at these places, oldest first, and what was left out and why.
+
+    A place is a run directory, a summary file, a folder of either, or a glob. Runs that were not asked the same as most
+    others make no history with them. Raises UsageError when nothing is left.
+    """
+    found: list[Side] = []
+    without: list[str] = []
+    for path in dict.fromkeys(path for place in places for path in _paths(place)):
+        try:
+            found.append(read_side(path, path.name))
+        except UsageError as error:
+            without.append(str(error))
+    kept = []
+    for side in found:
+        if why := _unusable(side):
+            without.append(f"{side.path}: {why}")
+        else:
+            kept.append(side)
+    kept, others = _most_common(kept)
+    without += others
+    if not kept:
+        told = f" {without[0]}" if without else ""
+        raise UsageError(
+            f"no run in {', '.join(places)}.{told}", "Give a folder of run directories or of summary.json files."
+        )
+    return sorted(kept, key=lambda side: (float(side.summary["created_unix_s"]), str(side.path))), without
+
+
+def _paths(place: str) -> Iterator[Path]:
+    """Runs at one place; a folder without a run of its own is looked into."""
+    given = Path(place)
+    pattern = str(given.relative_to(given.anchor)) if place else "*"
+    matched = [given] if given.exists() else sorted(Path(given.anchor or ".").glob(pattern))
+    for path in matched:
+        if path.is_file() or _is_run(path):
+            yield path
+        else:
+            inside = sorted(path.iterdir())
+            yield from (one for one in inside if one.suffix == ".json" or (one.is_dir() and _is_run(one)))
+
+
+def _is_run(path: Path) -> bool:
+    return (path / "summary.json").exists() or (path / "run.json").exists()
+
+
+def _unusable(side: Side) -> str:
+    if is_transfer(side.summary):
+        return "a run of probe-transfer"
+    if not side.summary.get("created_unix_s"):
+        return "it does not say when it was measured"
+    return ""
+
+
+def _most_common(sides: Sequence[Side]) -> tuple[list[Side], list[str]]:
+    """The largest group of runs that were asked the same, and the others."""
+    groups: dict[str, list[Side]] = {}
+    for side in sides:
+        asked = sorted((key, str(value or None)) for key, value in side.plan.items() if key not in HARMLESS)
+        tool = side.summary.get("imported_from")
+        groups.setdefault(str([side.simulated, tool, side.plan.get("seed"), asked]), []).append(side)
+    if not groups:
+        return [], []
+    largest = max(groups.values(), key=len)
+    others = [side for group in groups.values() if group is not largest for side in group]
+    return largest, [f"{side.path}: not asked the same as the {len(largest)} others" for side in others]

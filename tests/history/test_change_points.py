@@ -1,0 +1,56 @@
+"""Change points: planted ones are found where they are, and histories without any rarely show one."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+
+from pdbench.report.history.change_points import change_points
+
+
+def noise(seed: int, runs: int, series: int) -> np.ndarray:
+    return np.random.default_rng(seed).normal(0, 0.02, (series, runs))
+
+
+@pytest.mark.parametrize("at", [3, 10, 17])
+def test_a_planted_step_is_found_at_its_run_and_in_its_series_only(at: int) -> None:
+    values = noise(at, 20, 6)
+    values[2, at:] += 0.15
+    found = change_points(list(values))
+    assert found[2] == [at]
+    assert [points for k, points in enumerate(found) if k != 2] == [[]] * 5
+
+
+def test_up_and_down_again_are_two_changes() -> None:
+    values = noise(1, 30, 4)
+    values[0, 10:20] += 0.2
+    assert change_points(list(values))[0] == [10, 20]
+
+
+def test_one_odd_run_is_no_level() -> None:
+    values = noise(2, 20, 4)
+    values[0, 8] += 0.2
+    assert change_points(list(values))[0] == []
+
+
+def test_runs_without_a_value_are_passed_over() -> None:
+    values = noise(3, 24, 2)
+    values[0, 12:] += 0.2
+    values[0, [4, 9, 12, 20]] = math.nan
+    assert change_points(list(values))[0] == [13], "the first run that has a value of the new level"
+
+
+def test_short_and_constant_series_say_nothing() -> None:
+    step = np.concatenate([np.zeros(5), np.ones(4)])
+    assert change_points([step, np.ones(9), np.full(9, math.nan)]) == [[], [], []]
+    assert change_points([np.ones(20)]) == [[]]
+
+
+def test_histories_without_a_change_show_one_in_about_five_percent() -> None:
+    histories, false = 60, 0
+    for seed in range(histories):
+        false += any(change_points(list(noise(100 + seed, 14, 4))))
+    # Three standard errors above 5 %.
+    assert false <= histories * 0.05 + 3 * math.sqrt(histories * 0.05 * 0.95)
