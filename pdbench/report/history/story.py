@@ -102,7 +102,7 @@ def tell(
     raw = [one for one in raw if any(value is not None for value in one[2])]
     logs = [np.array([math.log(v) if v else math.nan for v in values]) for _, _, values in raw]
     points = change_points(logs, ALPHA)
-    series = [Series(*one, _levels(log, at, effect)) for one, log, at in zip(raw, logs, points, strict=True)]
+    series = [Series(*one, levels_of(log, at, effect)) for one, log, at in zip(raw, logs, points, strict=True)]
     return History(
         tuple(runs), tuple(left_out), tuple(series), tuple(_events(runs, series)), tuple(_drifts(runs, cells)),
         tuple(metrics), effect,
@@ -132,7 +132,7 @@ def _values(cells: Sequence[CellSummary | None], metric: str) -> tuple[float | N
     return tuple(found)
 
 
-def _levels(logs: Floats, points: Sequence[int], effect: float) -> tuple[tuple[int, float], ...]:
+def levels_of(logs: Floats, points: Sequence[int], effect: float) -> tuple[tuple[int, float], ...]:
     """Levels between the change points; neighbours that differ by less than the effect of interest are one."""
     points = list(points)
     while True:
