@@ -38,7 +38,7 @@ def secured(script: Script, known: Authority, host: str = "127.0.0.1") -> Iterat
     def over_tls(conn: socket.socket) -> None:
         with contextlib.suppress(ssl.SSLError), known.context.wrap_socket(conn, server_side=True) as inside:
             script(inside)
-            with contextlib.suppress(OSError):
+            with contextlib.suppress(OSError, ValueError):  # the script may have shut it down
                 inside.unwrap()
 
     with scripted(over_tls, host) as url:
