@@ -70,6 +70,7 @@ class Server(Wire):
         self.log = os.open(options.log, os.O_WRONLY | os.O_CREAT | os.O_APPEND) if options.log else None
         self.running = 0
         self.waiting: deque[Stream] = deque()
+        self.gathered: list[Stream] = []
         self.requests = 0
         self.prompt_tokens = 0
         self.generated = 0
@@ -169,12 +170,18 @@ class Server(Wire):
 
     # Slots: a request beyond `--slots` running ones waits in order; its schedule counts from admission.
     def enqueue(self, stream: Stream) -> None:
-        if self.options.slots and self.running >= self.options.slots:
+        if self.options.gather:
+            self.gathered.append(stream)
+            if len(self.gathered) == self.options.gather:
+                now_ns = time.monotonic_ns()
+                for one in self.gathered:
+                    self.admit(one, now_ns)
+        elif self.options.slots and self.running >= self.options.slots:
             self.waiting.append(stream)
         else:
             self.admit(stream)
 
-    def admit(self, stream: Stream) -> None:
+    def admit(self, stream: Stream, from_ns: int | None = None) -> None:
         self.running += 1
         stream.admitted_ns = time.monotonic_ns()
         self.prompt_tokens += stream.prompt_tokens
@@ -182,6 +189,7 @@ class Server(Wire):
         keep = "keep-alive" if stream.keep_alive else "close"
         self.send(stream.conn, head.format(self.options.content_type, keep).encode())
         start_ns = stream.received_ns if not self.options.slots else stream.admitted_ns
+        start_ns = from_ns or start_ns
         stream.next_due_ns = start_ns + int(self.options.ttft * 1e6)
         self.plan_next(stream)
 
@@ -312,6 +320,7 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=16, help="when the request does not say")
     parser.add_argument("--coalesce", type=int, default=1, help="tokens an event")
     parser.add_argument("--slots", type=int, default=0, help="running at once, the rest waits; 0: all run")
+    parser.add_argument("--gather", type=int, default=0, help="answer none until so many have asked")
     parser.add_argument("--stall-at", type=float, default=0.0, help="s after the first request")
     parser.add_argument("--stall-ms", type=float, default=0.0)
     parser.add_argument("--error-every", type=int, default=0, help="each Nth request answers 500")

@@ -62,7 +62,7 @@ def test_streams_that_pause_by_design_or_are_too_few_are_not_judged(tmp_path: Pa
     assert "client-saturated" not in flags(tmp_path / "few", World(**base, n=8, client=KERNEL))
 
 
-@pytest.mark.parametrize(("share", "severity"), [(0.001, None), (0.02, "warn"), (0.08, "void")])
+@pytest.mark.parametrize(("share", "severity"), [(0.001, None), (0.06, "warn"), (0.12, "void")])
 def test_merged_events(tmp_path: Path, share: float, severity: str | None) -> None:
     late = {**KERNEL, "kernel_to_user_p99_ms": 8.0, "shared_reads_share": share}
     found = flags(tmp_path, World(client=late)).get("client-saturated")
