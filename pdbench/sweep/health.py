@@ -14,7 +14,7 @@ import numpy as np
 
 from pdbench.run import RequestRow
 
-_PROBE_S = 0.005
+_PROBE_S = 0.01
 
 
 class Health:
@@ -28,19 +28,20 @@ class Health:
         self._since_ns = 0
         self._start_ns = 0
         self._start_cpu_s = 0.0
-        self._probe: asyncio.Task[None] | None = None
+        self._probe: asyncio.TimerHandle | None = None
 
     def open(self, start_ns: int) -> None:
         """The send window begins (a little before the first request)."""
         self._start_ns = self._since_ns = start_ns
         self._start_cpu_s = time.process_time()
-        self._probe = asyncio.create_task(self._measure_lag())
+        self._arm(asyncio.get_running_loop())
 
-    async def _measure_lag(self) -> None:
-        while True:
-            before_ns = time.monotonic_ns()
-            await asyncio.sleep(_PROBE_S)
-            self._lag_ns.append(time.monotonic_ns() - before_ns - int(_PROBE_S * 1e9))
+    def _arm(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._probe = loop.call_later(_PROBE_S, self._measure_lag, loop, time.monotonic_ns() + int(_PROBE_S * 1e9))
+
+    def _measure_lag(self, loop: asyncio.AbstractEventLoop, due_ns: int) -> None:
+        self._lag_ns.append(time.monotonic_ns() - due_ns)
+        self._arm(loop)
 
     def begins(self) -> None:
         self._account()

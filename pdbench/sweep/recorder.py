@@ -25,6 +25,7 @@ OnRow = Callable[[RequestRow], None]
 Heard = tuple[RequestRow, Said]
 _PATIENCE_S = 60.0  # without any row while some are owed
 _EXIT_S = 10.0
+_HOLD_S = 0.005  # answers of so long go out together: waking another process costs more than the pickle
 
 
 class Recorder:
@@ -33,6 +34,7 @@ class Recorder:
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
         self._unconfirmed: dict[int, RawAnswer] = {}
+        self._held: list[RawAnswer] = []
         self._cell: tuple[CellContext, Path, Path] | None = None
         self._reply: asyncio.Future[None] | None = None
         self._on_row: OnRow = lambda row: None
@@ -69,15 +71,26 @@ class Recorder:
         self.check()
 
     def record(self, raw: RawAnswer) -> None:
-        """Hand an answer over: a pickle and a write that does not block."""
+        """Hand an answer over, in a moment, or at once where somebody listens: a pickle and a write that cannot block."""
         self._unconfirmed[raw.index] = raw
         self.backlog_max = max(self.backlog_max, len(self._unconfirmed))
-        if not self._gone:
-            self._child.send("answer", raw)
+        self._held.append(raw)
+        if raw.index in self._listening:
+            self._hand_over()
+        elif len(self._held) == 1:
+            self._loop.call_later(_HOLD_S, self._hand_over)
+
+    def _hand_over(self) -> None:
+        held, self._held = self._held, []
+        for raw in held:
+            if not self._gone:
+                self._child.send("answer", raw)
 
     def hear(self, index: int) -> asyncio.Future[Heard]:
         """What the answer with this index will have said, once it is recorded: for the turns of a session."""
-        return self._listening.setdefault(index, self._loop.create_future())
+        listener = self._listening.setdefault(index, self._loop.create_future())
+        self._hand_over()
+        return listener
 
     async def end(self) -> None:
         """Wait until all rows of the cell are written, as far as that goes: `check` tells."""
@@ -93,6 +106,7 @@ class Recorder:
 
     async def _ask(self, *message: Any) -> None:
         self._reply = self._loop.create_future()
+        self._hand_over()
         self._child.send(*message)
         while True:
             owed = self.backlog
