@@ -135,7 +135,7 @@ class _Recorder:
 
     def record(self, raw: RawAnswer) -> None:
         assert self._files is not None
-        row, problem = self._files.take(raw)
+        row, problem, _ = self._files.take(raw)
         assert problem is None, problem
         self._on_row(row)
 
@@ -273,7 +273,7 @@ async def _measure(
             before_cell(net, cell)
 
         @asynccontextmanager
-        async def open_client(url: str, net: Net = net) -> AsyncIterator[_Client]:
+        async def open_client(url: str, connections: str = "fresh", net: Net = net) -> AsyncIterator[_Client]:
             client = _Client(net, sabotage, clock)
             yield client
             client.end_all()
