@@ -17,6 +17,11 @@ import aiohttp
 from pdbench.route import http_proxy, plain_url, unix_path
 
 MAX_BYTES = 64 * 2**20
+HEADERS = {
+    "Accept": "text/plain;version=0.0.4, application/json;q=0.9, */*;q=0.1",
+    "Accept-Encoding": "identity",  # compressing a page costs the server the CPU that is being measured
+    "User-Agent": "pdbench",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,12 +56,7 @@ def session() -> aiohttp.ClientSession:
 
 
 def _session(connector: aiohttp.BaseConnector) -> aiohttp.ClientSession:
-    headers = {
-        "Accept": "text/plain;version=0.0.4, application/json;q=0.9, */*;q=0.1",
-        "Accept-Encoding": "identity",  # compressing a page costs the server the CPU that is being measured
-        "User-Agent": "pdbench",
-    }
-    return aiohttp.ClientSession(connector=connector, headers=headers, trust_env=False, auto_decompress=True)
+    return aiohttp.ClientSession(connector=connector, headers=HEADERS, trust_env=False, auto_decompress=True)
 
 
 async def get(client: aiohttp.ClientSession, url: str, headers: dict[str, str], timeout_s: float) -> Answer:
@@ -102,7 +102,7 @@ async def _get(
     except TimeoutError:
         return failed("timeout", f"no whole answer within {timeout_s:g} s")
     except (aiohttp.ClientSSLError, ssl.SSLError) as error:
-        return failed("tls", f"TLS failed: {_short(error)}")
+        return failed("tls", f"TLS failed: {words(error)}")
     except aiohttp.ClientPayloadError:
         return failed("cut", "the connection ended inside the page")
     except aiohttp.ServerDisconnectedError:
@@ -113,11 +113,11 @@ async def _get(
         if getattr(error, "errno", None) == errno.ECONNRESET:  # someone took the connection and wants no HTTP on it
             return failed("not-http", "the connection was reset")
         if isinstance(error, aiohttp.ClientConnectorError):
-            return failed("refused", _short(error.os_error))
-        return failed("other", _short(error))
+            return failed("refused", words(error.os_error))
+        return failed("other", words(error))
 
 
-def _short(error: BaseException) -> str:
+def words(error: BaseException) -> str:
     """The system's own words for its error numbers; a resolver's (negative ones) bring their text."""
     number = getattr(error, "errno", None)
     if isinstance(number, int) and number > 0 and not isinstance(error, ssl.SSLError):

@@ -20,16 +20,19 @@ from pathlib import Path
 from typing import Any
 
 import aiohttp
+import uvloop
 
+from pdbench.probe.kept import Kept, is_plain
 from pdbench.probe.pages import Answer, get, session
-from pdbench.probe.scrape import BadPage, Row, scrape_of
+from pdbench.probe.scrape import BadPage, Page, Reader, Row, scrape_of
 from pdbench.probe.tailing import SUFFIX, Tailed
 
 PAGE_TIMEOUT_S = 5.0
 RETRY_AFTER_S = 0.25
 OWN_SHARE = 5.0  # a page is asked for at most this many times less often than it takes to answer
-CPU_SHARE = 0.2  # of one core, for all pages
-HTTP_CPU_S = 0.001  # of one GET by aiohttp, as measured (reading a page is measured as it happens)
+CPU_SHARE = 0.1  # of one core, for all pages together
+COST_S = 0.0004  # of CPU a scrape, until it has been measured
+WEIGHED = 20  # scrapes between edges after which it is
 LONGEST_PAUSE_S = 15.0
 TELL_EVERY_S = 0.25
 LOGS_EVERY_S = 0.25
@@ -47,29 +50,49 @@ class Watched:
     engine: str | None
     model: str | None
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
-    read_s: float = 0.0  # CPU of the last reading between edges
+    reader: Reader = field(init=False)  # of pages between edges
+    kept: Kept | None = field(init=False)  # where the way to the server is a plain one
+
+    def __post_init__(self) -> None:
+        self.reader = Reader(self.engine, self.model)
+        self.kept = Kept(self.url, self.headers) if is_plain(self.url) else None
 
     def record(self, answer: Answer, origin_ns: int, edge: str | None) -> dict[str, Any]:
         """The line for metrics: what `pdbench.run.metric_rows` reads, and `edge` or `error` where there is one."""
         rows: list[Row] = []
+        page: Page | None = None
         error = answer.failure
         if error is None and answer.status != 200:
             error = f"HTTP {answer.status}"
         elif error is None and answer.html:
             error = "HTML, not a metrics page"
         if error is None:
-            begun = time.thread_time()
             try:
-                page = scrape_of(self.engine)(answer.body, model=self.model, edge=edge is not None)
+                if edge is None:
+                    page = self.reader.read(answer.body)
+                else:
+                    page = scrape_of(self.engine)(answer.body, model=self.model, edge=True)
                 rows = [*page.rows, _own("scrape_dropped", page.dropped)]
             except BadPage as bad:
                 error = str(bad)
-            if edge is None:
-                self.read_s = time.thread_time() - begun
         rows += [_own("up", 0.0 if error else 1.0), _own("scrape_s", answer.took_s)]
         record: dict[str, Any] = {"t": (answer.t_ns - origin_ns) / 1e9, "target": self.target, "server": self.server}
-        record |= {"role": self.role, "rows": rows}
+        record |= {"role": self.role, "rows": rows} | ({"page": page} if page is not None else {})
         return record | ({"edge": edge} if edge else {}) | ({"error": error} if error else {})
+
+
+def line_of(record: dict[str, Any]) -> bytes:
+    """A record as JSON. The rows of its page are JSON already: `page` is not written."""
+    page = record.get("page")
+    if page is None:
+        return _json(record).encode() + b"\n"
+    ours = {**record, "rows": record["rows"][len(page.rows) :]}
+    del ours["page"]
+    return _json(ours).replace('"rows":[', f'"rows":[{page.rows_json}{"," * bool(page.rows)}', 1).encode() + b"\n"
+
+
+def _json(value: Any) -> str:
+    return json.dumps(value, separators=(",", ":"))
 
 
 def _own(name: str, value: float) -> Row:
@@ -110,6 +133,7 @@ class Sampling:
         self.no_edge = asyncio.Event()
         self.no_edge.set()
         self.untold: dict[tuple[str, str], dict[str, Any]] = {}
+        self.cost_s, self.scrapes, self.cpu_s = COST_S, 0, time.process_time()
 
     async def watch(self, page: Watched, after_s: float) -> None:
         """Scrape one page for ever, at the interval or as seldom as its own slowness and our share of CPU ask."""
@@ -120,9 +144,17 @@ class Sampling:
             async with page.lock:
                 self.keep(page.record(await self.fetch(page), self.origin_ns, None))
             took_s = time.monotonic() - begun
-            share_s = sum(one.read_s + HTTP_CPU_S for one in self.watched) / CPU_SHARE
+            share_s = self.weigh() * len(self.watched) / CPU_SHARE
             pause_s = max(self.interval_s, min(LONGEST_PAUSE_S, max(OWN_SHARE * took_s, share_s)))
             await asyncio.sleep(max(0.0, pause_s - took_s))
+
+    def weigh(self) -> float:
+        """What a scrape between edges costs us of CPU, with all that belongs to it."""
+        self.scrapes += 1
+        if self.scrapes >= WEIGHED:
+            now_s = time.process_time()
+            self.cost_s, self.scrapes, self.cpu_s = (now_s - self.cpu_s) / self.scrapes, 0, now_s
+        return self.cost_s
 
     async def follow(self) -> None:
         """Read the logs for ever; what they say of KV transfers is kept as it comes."""
@@ -139,6 +171,8 @@ class Sampling:
         return [log.record(self.origin_ns, which) for log in self.logs]
 
     async def fetch(self, page: Watched) -> Answer:
+        if page.kept is not None:
+            return await page.kept.get(PAGE_TIMEOUT_S)
         return await get(self.client, page.url, page.headers, PAGE_TIMEOUT_S)
 
     async def edge(self, which: str, path: str | None) -> list[str]:
@@ -160,6 +194,7 @@ class Sampling:
             if which == "end":
                 self.close()
         finally:
+            self.scrapes, self.cpu_s = 0, time.process_time()  # an edge reads more of each page
             self.no_edge.set()
         return [f"{record['server']}: {record['error']}" for record in records.values() if "error" in record]
 
@@ -181,7 +216,7 @@ class Sampling:
             self.untold[record["target"], record["server"]] = gauges(record)
         if self.file is not None:
             try:
-                self.file.append(json.dumps(record, separators=(",", ":")).encode() + b"\n")
+                self.file.append(line_of(record))
             except OSError as error:
                 self.disk(self.file.path, error)
                 self.close()
@@ -234,7 +269,7 @@ def gauges(record: dict[str, Any]) -> dict[str, Any]:
 
 
 def tell(message: dict[str, Any]) -> None:
-    sys.stdout.write(json.dumps(message, separators=(",", ":")) + "\n")
+    sys.stdout.write(_json(message) + "\n")
     sys.stdout.flush()
 
 
@@ -269,7 +304,8 @@ def _none_may_end(task: asyncio.Task[None]) -> None:
 if __name__ == "__main__":
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
-        asyncio.run(main())
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            runner.run(main())
     except BrokenPipeError:
         os._exit(0)
     except Exception as failure:  # noqa: BLE001 - the parent is told instead of a traceback on the user's terminal

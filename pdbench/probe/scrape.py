@@ -6,7 +6,7 @@ the number is read. Rows carry the engine's own name beside the canonical one, s
 
 From scrape to scrape a page differs in its numbers alone, as a rule. `Reader` looks whether each sample that matters
 stands in its line of a page of as many lines, and reads the number; where anything differs, and where the server was
-started anew, it looks at every line.
+started anew, it looks at every line. (While a server runs it adds series; none turns into another in its place.)
 """
 
 from __future__ import annotations

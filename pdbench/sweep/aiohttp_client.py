@@ -15,6 +15,7 @@ from typing import Any
 import aiohttp
 import numpy as np
 
+from pdbench.http1 import MAX_HEAD_NBYTES
 from pdbench.route import http_proxy, plain_url, unix_path
 from pdbench.sweep.client import (
     COUNTS,
@@ -30,7 +31,6 @@ from pdbench.sweep.client import (
     os_error_words,
     own_limit,
 )
-from pdbench.sweep.http1 import MAX_HEAD_NBYTES
 from pdbench.sweep.tls import context, ssl_error_words
 
 _READ_BUFFER_NBYTES = 4 << 20

@@ -14,10 +14,10 @@ import struct
 import time
 from typing import Protocol
 
+from pdbench.http1 import ResponseReader, request_head
 from pdbench.sweep.client import MAX_ANSWER_NBYTES, USER_STAMP, RawAnswer, Request, answer_to, os_error_words
 from pdbench.sweep.connection import Connection
 from pdbench.sweep.connection import Home as ConnectionHome
-from pdbench.sweep.http1 import ResponseReader, request_head
 from pdbench.sweep.kernel_clock import KernelClock
 from pdbench.sweep.tls import Tls, ssl_error_words
 

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from pdbench.deployment import Credentials
+from pdbench.http1 import unpacked
 from pdbench.run import RequestRow
-from pdbench.sweep.http1 import unpacked
 from pdbench.sweep.said import Said, said_in
 from pdbench.sweep.sse import Answer, Read, error_text, read_answer
 

@@ -20,7 +20,7 @@ from unittest import mock
 from pdbench.deployment import Deployment, build
 from pdbench.probe.agreement import agreed_mode
 from pdbench.probe.pages import Answer
-from pdbench.probe.sampling import Watched
+from pdbench.probe.sampling import Watched, line_of
 from pdbench.probe.server_facts import learn
 from pdbench.run import RequestRow, Run
 from pdbench.sweep.cell import Alone, Job, run_tag
@@ -165,7 +165,7 @@ class _Sampler:
             failure = "refused" if page.url in net.dead else None
             text = "" if failure else net.servers[page.url].page.text()
             answer = Answer(failure, "", 0 if failure else 200, "", text.encode(), self._clock.now_ns, 0.001)
-            self._file.write(json.dumps(page.record(answer, self._origin, edge)) + "\n")
+            self._file.write(line_of(page.record(answer, self._origin, edge)).decode())
 
     async def watch(self) -> None:
         while True:

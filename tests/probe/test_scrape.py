@@ -7,11 +7,11 @@ import math
 import random
 
 import pytest
-from hypothesis import example, given
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from prometheus_client.parser import text_string_to_metric_families
 
-from pdbench.probe.scrape import SCRAPES, BadPage, Row, read_page
+from pdbench.probe.scrape import SCRAPES, BadPage, Reader, Row, read_page
 from pdbench.probe.vocabulary import ENGINES, family_names, guess_engine, useful_looking
 from tests.probe.replay_server import capture
 
@@ -359,3 +359,70 @@ def test_bytes_of_any_kind_are_rows_or_a_bad_page(noise: bytes) -> None:
         except BadPage:
             continue
         assert all(math.isfinite(row[5]) for row in read.rows)
+
+
+CHANGES = st.lists(
+    st.tuples(
+        st.sampled_from(["numbers", "new", "gone", "nan", "stamped", "odd", "other order"]), st.integers(0, 10**6)
+    ),
+    min_size=1,
+    max_size=6,
+)
+
+
+def changed(page: bytes, how: str, seed: int) -> bytes:
+    """The page at a later scrape."""
+    rng = random.Random(seed)
+    lines = page.splitlines(keepends=True)
+    samples = [number for number, line in enumerate(lines) if not line.startswith(b"#")]
+    one = rng.choice(samples)
+    head = lines[one][: lines[one].rindex(b" ") + 1]
+    if how == "numbers":
+        for number in samples:
+            if rng.random() < 0.5 and b"process_start" not in lines[number]:
+                lines[number] = lines[number][: lines[number].rindex(b" ") + 1] + b"%r\n" % (rng.random() * 1e4)
+    elif how == "new":
+        lines.insert(one, b'vllm:request_success_total{engine="0",finished_reason="r%d",model_name="mid"} 3\n' % seed)
+    elif how == "gone":
+        del lines[one]
+    elif how == "other order":
+        rng.shuffle(lines)
+    else:
+        lines[one] = head + {"nan": b"NaN\n", "stamped": b"7.5 1796000000000\n", "odd": b"1_000\n"}[how]
+    return b"".join(lines)
+
+
+def reading(read: object) -> object:
+    """What a reading says, rows in any order, or that it refuses the page."""
+    try:
+        page = read()  # type: ignore[operator]
+    except BadPage as bad:
+        return str(bad)
+    assert json.loads(f"[{page.rows_json}]") == [list(row) for row in page.rows]
+    return page.rows, page.dropped, page.models
+
+
+@settings(max_examples=60)
+@given(changes=CHANGES)
+def test_page_after_page_reads_as_each_page_alone(changes: list[tuple[str, int]]) -> None:
+    page = capture("vllm-pull-decode.metrics")
+    reader = Reader("vllm", "mid")
+    reader.read(page)
+    for how, seed in changes:
+        page = changed(page, how, seed)
+        assert reading(lambda page=page: reader.read(page)) == reading(
+            lambda page=page: read_page("vllm", page, model="mid")
+        )
+
+
+def test_a_server_that_was_started_anew_is_looked_at_anew() -> None:
+    """With as many lines as before, and another series in the place of one that did not matter."""
+    before = capture("vllm-pull-decode.metrics")
+    start = next(line for line in before.splitlines() if line.startswith(b"process_start_time_seconds "))
+    bucket = next(line for line in before.splitlines() if b"_bucket" in line)
+    wanted = b'vllm:admission_rejections_total{reason="new"} 5'
+    after = before.replace(start, b"process_start_time_seconds 1.8e+09").replace(bucket, wanted)
+    reader = Reader("vllm", "mid")
+    reader.read(before)
+    assert reader.read(after) == read_page("vllm", after, model="mid")
+    assert '{"reason":"new"}' in {labels for *_, labels, _ in reader.read(after).rows}

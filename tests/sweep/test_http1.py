@@ -15,7 +15,7 @@ from aiohttp.base_protocol import BaseProtocol
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pdbench.sweep.http1 import Head, ResponseReader, request_head, unpacked
+from pdbench.http1 import Head, ResponseReader, request_head, unpacked
 
 CHUNKED = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
 

@@ -13,9 +13,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from pdbench.http1 import ResponseReader
 from pdbench.run import RequestRow
 from pdbench.sweep.client import RawAnswer, answer_to
-from pdbench.sweep.http1 import ResponseReader
 from pdbench.sweep.rows import CellContext, read_row
 from tests.sweep.scripted import CHUNKED, OK, ask, chunk, request_of, request_to, scripted
 from tests.sweep.zoo import OK_SHAPES, SHAPES, Shape
