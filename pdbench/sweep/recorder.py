@@ -71,7 +71,7 @@ class Recorder:
         self.check()
 
     def record(self, raw: RawAnswer) -> None:
-        """Hand an answer over, in a moment, or at once where somebody listens: a pickle and a write that cannot block."""
+        """Hand an answer over, soon, or at once where somebody listens: a pickle, and a write that cannot block."""
         self._unconfirmed[raw.index] = raw
         self.backlog_max = max(self.backlog_max, len(self._unconfirmed))
         self._held.append(raw)
