@@ -1,12 +1,14 @@
-"""What the client costs and how far its times are off the server's own log, for ours, aiohttp and a raw floor.
+"""What the client costs and how far its times are off the server's own log, beside floors and peers, in one run.
 
-    python benchmarks/client.py [--windtunnel DIR] [--only 200/s,64] [--clients socket,aiohttp,floor]
+    python benchmarks/client.py [--only 200/s,64] [--clients socket,pool,aiohttp,epoll,protocol,aiohttp-floor,c]
+                                [--peers --tokenizer DIR]
 
-The server is the tests' ground-truth server, one Python thread and good for some thousand events a second, or, where
-`--windtunnel` names its folder, a C server that this repository does not hold. Server and client get a core each, and
-the highest priority that may be had. `floor` is a bare epoll loop over the same sockets that parses nothing and keeps
-the kernel's stamps: what Python can do at all. CPU is that of the client's process from the begin of the schedule to
-the last answer; the recorder's, which parses and writes, stands beside it. Ratios are to the floor in the same run.
+Server and client have a core each, and the highest priority that may be had. The server is that of wire.c, compiled
+where there is a C compiler, else the tests' ground-truth server (Python, good for some thousand events a second).
+`socket` and `pool` are pdbench's client with fresh connections and with kept ones, `aiohttp` its other client; the rest
+are floors (`client_floors.py`, and `c` in wire.c). CPU is that of the client's process from the begin of the schedule
+to the last answer; the recorder's, which parses and writes, stands beside it. `*` marks a figure beyond its goal.
+The last table is `pdbench sweep` as a command: start to the first request, from the last token to the end, memory.
 """
 
 from __future__ import annotations
@@ -16,27 +18,33 @@ import asyncio
 import contextlib
 import json
 import os
-import socket
-import struct
+import resource
+import shutil
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 HERE = Path(__file__).resolve().parent
-sys.path.insert(0, str(HERE.parent))
+sys.path[:0] = [str(HERE), str(HERE.parent)]
+
+import client_floors as floors  # noqa: E402
+import client_peers as peers  # noqa: E402
+
 GROUND_TRUTH = HERE.parent / "tests" / "groundtruth" / "server.py"
+CLIENTS = ("socket", "pool", "aiohttp", "epoll", "protocol", "aiohttp-floor", "c")
+FLOORS = {"epoll": floors.epoll_floor, "protocol": floors.protocol_floor, "aiohttp-floor": floors.aiohttp_floor}
 
 
 @dataclass(frozen=True)
 class Load:
-    """Open loop at `rate`, or closed with `streams`."""
+    """Open loop at `rate`, or closed with `streams`. `goals` are what pdbench's client should keep to."""
 
     name: str
     rate: float | None
@@ -45,17 +53,19 @@ class Load:
     tokens: int
     ttft_ms: int = 50
     itl_ms: int = 20
+    goals: tuple[tuple[str, float], ...] = ()
 
 
+PRECISE = (("first mean", 0.1), ("first p99", 0.5), ("gap p99", 0.1))
 LOADS = [
-    Load("4/s x 64", 4, None, 32, 64),
-    Load("50/s x 16", 50, None, 250, 16, 20, 5),
-    Load("200/s x 2", 200, None, 800, 2, 10, 5),
-    Load("200/s x 100", 200, None, 1000, 100),
-    Load("16 streams x 2", None, 16, 4000, 2, 5, 2),
-    Load("64 streams", None, 64, 192, 128),
-    Load("256 streams", None, 256, 512, 128),
-    Load("1024 streams", None, 1024, 1024, 64),
+    Load("4/s x 64", 4, None, 32, 64, goals=PRECISE),
+    Load("50/s x 16", 50, None, 250, 16, 20, 5, goals=(*PRECISE, ("late p99", 1.0))),
+    Load("200/s x 100", 200, None, 1000, 100, goals=(*PRECISE, ("late p99", 3.0))),
+    Load("40,000 events/s", 400, None, 2000, 100, goals=PRECISE),
+    Load("16 streams x 2", None, 16, 4000, 2, 5, 2, goals=(("ms/request", 0.2),)),
+    Load("64 streams", None, 64, 192, 128, goals=(*PRECISE, ("us/event", 20.0))),
+    Load("256 streams", None, 256, 512, 128, goals=(*PRECISE, ("us/event", 20.0))),
+    Load("1024 streams", None, 1024, 2048, 64, goals=(("first p99", 5.0), ("gap p99", 0.1), ("us/event", 20.0))),
 ]
 
 
@@ -69,44 +79,42 @@ def prefer(core: int) -> None:
         Path("/proc/self/autogroup").write_text("-20")
 
 
+def compiled(directory: Path) -> Path | None:
+    """wire.c as a program, where there is a compiler."""
+    if (compiler := shutil.which("cc")) is None:
+        return None
+    wire = directory / "wire"
+    subprocess.run([compiler, "-O2", "-o", wire, HERE / "wire.c"], check=True)
+    return wire
+
+
 @contextlib.contextmanager
-def served(load: Load, directory: Path, windtunnel: Path | None) -> Iterator[tuple[int, Path]]:
-    """The server on the first core: its port and its log."""
+def served(load: Load, directory: Path, wire: Path | None) -> Iterator[tuple[int, Path]]:
+    """The server on the first core: its port and its log, which is whole when the server has ended."""
     log = directory / "server.log"
     log.touch()
-    times = ["--ttft", str(load.ttft_ms), "--itl", str(load.itl_ms)]
-    if windtunnel is None:
+    if wire is None:
+        times = ["--ttft", str(load.ttft_ms), "--itl", str(load.itl_ms)]
         command = [sys.executable, str(GROUND_TRUTH), "--log", str(log), *times]
     else:
-        with socket.create_server(("127.0.0.1", 0)) as free:
-            port = free.getsockname()[1]
-        command = [str(windtunnel / "windtunnel"), "--port", str(port), "--log", str(log), *times]
+        command = [str(wire), "serve", str(load.ttft_ms * 1000), str(load.itl_ms * 1000), str(log)]
     with subprocess.Popen(
-        command,
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-        preexec_fn=lambda: prefer(0),
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, preexec_fn=lambda: prefer(0)
     ) as server:
         assert server.stdout is not None
-        if windtunnel is None:
-            port = int(server.stdout.readline())
-        time.sleep(0.5)
+        port = int(server.stdout.readline())
         try:
             yield port, log
         finally:
             server.terminate()
 
 
-def truth(log: Path, windtunnel: Path | None) -> dict[str, list[int]]:
+def truth(log: Path, wire: Path | None) -> dict[str, list[float]]:
     """When the server wrote each token event, by request id."""
-    if windtunnel is None:
-        records = [json.loads(line) for line in log.read_text().splitlines()]
-        return {record["request_id"]: record["sent_ns"] for record in records}
-    sys.path.insert(0, str(windtunnel))
-    import wtlog
-
-    return {record["xid"]: record["tw"].tolist() for record in wtlog.read(str(log))["recs"]}
+    if wire is not None:
+        return floors.by_request(log)
+    records = [json.loads(line) for line in log.read_text().splitlines()]
+    return {record["request_id"]: record["sent_ns"] for record in records}
 
 
 # One client in a process of its own: prints JSON with its stamps.
@@ -122,7 +130,8 @@ def ours(client: str, load: Load, port: int, directory: Path) -> dict[str, Any]:
     from pdbench.sweep.plan import Cell, Plan
     from pdbench.sweep.recorder import Recorder
 
-    clients.CLIENTS["socket"] = clients.CLIENTS[client]
+    if client == "aiohttp":
+        clients.CLIENTS["socket"] = clients.CLIENTS["aiohttp"]
     marks: list[float] = []
     health_open, land = Health.open, Flight.land
 
@@ -136,7 +145,8 @@ def ours(client: str, load: Load, port: int, directory: Path) -> dict[str, Any]:
 
     Health.open, Flight.land = marked_open, marked_land  # type: ignore[method-assign]
     cell = Cell(0, "default", load.rate, load.streams, 16, load.tokens)
-    plan = Plan((cell,), duration_s=None, num_prompts=load.requests, timeout_s=60.0, seed=7)
+    plan = Plan((cell,), arrivals="constant", duration_s=None, num_prompts=load.requests, timeout_s=60.0, seed=7)
+    plan = replace(plan, connections="pool" if client == "pool" else "fresh")
     deployment = build("default", [("colocated", f"http://127.0.0.1:{port}")], model="m")
 
     async def go() -> tuple[dict[str, Any], Run, float]:
@@ -151,90 +161,42 @@ def ours(client: str, load: Load, port: int, directory: Path) -> dict[str, Any]:
 
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         entry, run, recorder_s = runner.run(go())
-    chunks = [json.loads(line) for line in run.live_path("chunks", 0, 0).read_text().splitlines()]
-    rows = {}
-    for line in run.live_path("requests", 0, 0).read_text().splitlines():
-        row = json.loads(line)
-        rows[row["request_id"]] = row
+    rows = {row["request_id"]: row for row in lines(run.live_path("requests", 0, 0))}
     stamps = {
         c["request_id"]: [run.origin_ns + (rows[c["request_id"]]["sent_s"] + o) * 1e9 for o in c["offset_s"]]
-        for c in chunks
+        for c in lines(run.live_path("chunks", 0, 0))
     }
-    failed = sum(row["status"] != "ok" for row in rows.values())
     return {
-        "stamps": stamps, "cpu_s": marks[1] - marks[0], "recorder_s": recorder_s, "client": entry["client"],
-        "failed": failed,
-    }  # fmt: skip
+        "stamps": stamps,
+        "cpu_s": marks[1] - marks[0],
+        "recorder_s": recorder_s,
+        "client": entry["client"],
+        "failed": sum(row["status"] != "ok" for row in rows.values()),
+    }
 
 
-def floor(load: Load, port: int) -> dict[str, Any]:
-    """Sockets, epoll, recvmsg, nothing else: stamps of reads, one event each as far as the server is not late."""
-    import select
-
-    rng = np.random.default_rng(7)
-    due = np.cumsum(rng.exponential(1 / load.rate, load.requests)) if load.rate else np.zeros(load.requests)
-    body = json.dumps({"prompt": [1] * 16, "max_tokens": load.tokens, "stream": True}).encode()
-    epoll, open_now, reads = select.epoll(), {}, {}
-    offset_ns = min(time.time_ns() - time.monotonic_ns() for _ in range(1000))
-    late, sent, over = [], 0, 0
-    cpu, start = time.process_time(), time.monotonic() + 0.01
-    while over < load.requests:
-        now = time.monotonic()
-        while sent < load.requests and (start + due[sent] <= now if load.rate else len(open_now) < (load.streams or 1)):
-            sock = socket.create_connection(("127.0.0.1", port))
-            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            sock.setsockopt(socket.SOL_SOCKET, 35, 1)
-            name = f"floor-{sent}"
-            head = f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nX-Request-Id: {name}\r\nConnection: close\r\n"
-            late.append(time.monotonic() - start - due[sent])
-            sock.sendall(head.encode() + b"Content-Length: %d\r\n\r\n" % len(body) + body)
-            sock.setblocking(False)
-            open_now[sock.fileno()] = (sock, reads.setdefault(name, []))
-            epoll.register(sock.fileno(), select.EPOLLIN)
-            sent += 1
-        wait_s = max(0.0, start + due[sent] - time.monotonic()) if load.rate and sent < load.requests else 1.0
-        for fd, _ in epoll.poll(wait_s, 256):
-            sock, kept = open_now[fd]
-            data, ancillary, _, _ = sock.recvmsg(16384, 32)
-            kept.append((time.monotonic_ns(), data, ancillary))
-            if not data or data.endswith(b"\r\n0\r\n\r\n"):
-                epoll.unregister(fd)
-                del open_now[fd]
-                sock.close()
-                over += 1
-    cpu = time.process_time() - cpu
-    stamps: dict[str, list[float]] = {}
-    for name, kept in reads.items():
-        stamps[name] = []
-        for user_ns, data, ancillary in kept:
-            seconds, ns = struct.unpack("@ll", ancillary[0][2]) if ancillary else (0, 0)
-            stamp_ns = seconds * 10**9 + ns - offset_ns if ancillary else user_ns
-            stamps[name] += [stamp_ns] * data.count(b'"text": " tok"' if b'"text": ' in data else b'"text":"')
-    lateness_ms = float(np.percentile(late, 99)) * 1e3 if load.rate else None
-    return {"stamps": stamps, "cpu_s": cpu, "recorder_s": None, "client": {"lateness_p99_ms": lateness_ms}, "failed": 0}
+def lines(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
 
 
-def figures(load: Load, result: dict[str, Any], theirs: dict[str, list[int]]) -> dict[str, float | None]:
-    firsts, gaps, every = [], [], []
+def figures(load: Load, result: dict[str, Any], theirs: dict[str, list[float]]) -> dict[str, float | None]:
+    errors = []
     for request_id, stamps in result["stamps"].items():
-        count = min(len(stamps), load.tokens)
-        error = (np.array(stamps[:count]) - np.array(theirs[request_id][:count])) / 1e6
+        count = min(len(stamps), len(theirs[request_id]))
         if count:
-            firsts.append(error[0])
-            every.append(error)
-            gaps.append(np.abs(np.diff(error)))
-    events = np.concatenate(every)
-    gap = np.concatenate(gaps)
-    client = result["client"]
+            errors.append((np.array(stamps[:count]) - np.array(theirs[request_id][:count])) / 1e6)
+    every, firsts = np.concatenate(errors), np.array([error[0] for error in errors])
+    gaps = np.abs(np.concatenate([np.diff(error) for error in errors]))
+    client, recorder_s = result["client"], result.get("recorder_s")
     return {
-        "us/event": result["cpu_s"] / len(events) * 1e6,
+        "us/event": result["cpu_s"] / len(every) * 1e6,
         "ms/request": result["cpu_s"] / load.requests * 1e3,
-        "recorder us/event": None if result["recorder_s"] is None else result["recorder_s"] / len(events) * 1e6,
-        "first mean": float(np.mean(firsts)),
+        "recorder us/event": None if recorder_s is None else recorder_s / len(every) * 1e6,
+        "first mean": float(firsts.mean()),
         "first p99": float(np.percentile(firsts, 99)),
-        "event p50": float(np.percentile(events, 50)),
-        "event p99": float(np.percentile(events, 99)),
-        "gap p99": float(np.percentile(gap, 99)) if len(gap) else None,
+        "event p50": float(np.percentile(every, 50)),
+        "event p99": float(np.percentile(every, 99)),
+        "gap p99": float(np.percentile(gaps, 99)) if len(gaps) else None,
         "late p99": client.get("lateness_p99_ms") if load.rate else None,
         "lag p99": client.get("loop_lag_p99_ms"),
         "read lag p99": client.get("kernel_to_user_p99_ms"),
@@ -243,51 +205,109 @@ def figures(load: Load, result: dict[str, Any], theirs: dict[str, list[int]]) ->
     }
 
 
-def trial(client: str, load: Load, windtunnel: Path | None) -> dict[str, float | None]:
+def trial(client: str, load: Load, wire: Path | None) -> dict[str, float | None]:
     with tempfile.TemporaryDirectory() as folder:
         directory = Path(folder)
-        with served(load, directory, windtunnel) as (port, log):
-            command = [sys.executable, __file__, "--one", client, "--load", load.name, "--port", str(port)]
+        with served(load, directory, wire) as (port, log):
+            words = ["--one", client, "--load", load.name, "--port", str(port), "--directory", folder]
+            words += ["--wire", str(wire)] if wire else []
             with (directory / "result").open("w") as output:
                 subprocess.run(
-                    [*command, "--directory", folder],
+                    [sys.executable, __file__, *words],
                     stdout=output,
                     check=True,
                     timeout=120,
                     preexec_fn=lambda: prefer(1),
                 )
-            time.sleep(0.2)
-        return figures(load, json.loads((directory / "result").read_text()), truth(log, windtunnel))
+        return figures(load, json.loads((directory / "result").read_text()), truth(log, wire))
+
+
+def one(options: argparse.Namespace) -> dict[str, Any]:
+    load = next(load for load in LOADS if load.name == options.load)
+    port, directory = int(options.port), Path(options.directory)
+    if options.one == "c":
+        return floors.c_floor(load, port, Path(options.wire), directory)
+    if options.one in FLOORS:
+        return FLOORS[options.one](load, port)
+    return ours(options.one, load, port, directory)
+
+
+def show(load: Load, table: dict[str, dict[str, float | None]]) -> None:
+    print(f"  {'times in ms':<18}" + "".join(f"{client:>15}" for client in table))
+    goals = dict(load.goals)
+    for name in next(iter(table.values())):
+        cells = []
+        for client, found in table.items():
+            value = found[name]
+            beyond = value is not None and client in ("socket", "pool") and value > goals.get(name, np.inf)
+            cells.append("-" if value is None else f"{value:.3f}{'*' if beyond else ''}")
+        goal = f"   goal {goals[name]:g}" if name in goals else ""
+        print(f"  {name:<18}" + "".join(f"{cell:>15}" for cell in cells) + goal, flush=True)
+
+
+def compare_peers(load: Load, wire: Path | None, tokenizer: Path) -> None:
+    for name in peers.installed():
+        with tempfile.TemporaryDirectory() as folder, served(load, Path(folder), wire) as (port, _):
+            directory = Path(folder)
+            single = replace(load, requests=1, streams=1)
+            try:
+                start_s = peers.cpu_of(peers.commands(port, tokenizer, single, directory)[name])
+                whole_s = peers.cpu_of(peers.commands(port, tokenizer, load, directory)[name])
+            except (subprocess.SubprocessError, OSError) as error:
+                print(f"  {name}: did not run ({error})")
+                continue
+        cost = (whole_s - start_s) / (load.requests * load.tokens) * 1e6
+        print(f"  {name}: {cost:.0f} us/event over a start of {start_s:.1f} s of CPU", flush=True)
+
+
+def as_a_command(wire: Path | None) -> None:
+    """Start, end and memory of `pdbench sweep`: 100,000 events in a cell."""
+    load = Load("", 200, None, 1000, 100)
+    with tempfile.TemporaryDirectory() as folder:
+        with served(load, Path(folder), wire) as (port, log):
+            words = ["sweep", "--server", f"http://127.0.0.1:{port}", "--model", "m", "--rates", "200"]
+            words += ["--prompt-lens", "16", "--output-len", "100", "--num-prompts", "1000", "--out", "run"]
+            begun_ns = time.monotonic_ns()
+            subprocess.run(
+                [sys.executable, "-m", "pdbench", *words],
+                cwd=folder,
+                env=os.environ | {"PYTHONPATH": str(HERE.parent)},
+                capture_output=True,
+                check=False,
+                timeout=120,
+            )
+            over_ns = time.monotonic_ns()
+        wrote = np.sort([ns for stamps in truth(log, wire).values() for ns in stamps])
+    first_s = (wrote[0] - load.ttft_ms * 1e6 - begun_ns) / 1e9
+    most_mb = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss / 1024
+    print(f"pdbench sweep, {len(wrote)} events: first request after {first_s:.2f} s (goal 1.5),")
+    print(f"  ready {(over_ns - wrote[-1]) / 1e9:.2f} s after the last token, at most {most_mb:.0f} MB in a process")
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--windtunnel", type=Path)
-    parser.add_argument("--only", help="parts of loads' names, with commas between")
-    parser.add_argument("--clients", default="socket,aiohttp,floor")
-    for hidden in ("--one", "--load", "--port", "--directory"):
+    parser.add_argument("--only", help="parts of loads' names, with commas between; `command` for the last table")
+    parser.add_argument("--clients", default=",".join(CLIENTS))
+    parser.add_argument("--peers", action="store_true")
+    parser.add_argument("--tokenizer", type=Path, help="a tokenizer's folder, for the peers")
+    for hidden in ("--one", "--load", "--port", "--directory", "--wire"):
         parser.add_argument(hidden, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.one:
-        load = next(load for load in LOADS if load.name == options.load)
-        run_one = floor(load, options.port) if options.one == "floor" else None
-        print(json.dumps(run_one or ours(options.one, load, int(options.port), Path(options.directory))))
+        print(json.dumps(one(options)))
         return
-    for load in LOADS:
-        if options.only and not any(part in load.name for part in options.only.split(",")):
-            continue
-        print(f"{load.name}: {load.requests} requests; load average {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores")
-        table = {client: trial(client, load, options.windtunnel) for client in options.clients.split(",")}
-        base = table.get("floor", {})
-        names = list(next(iter(table.values())))
-        print(f"  {'times in ms':<18}" + "".join(f"{client:>20}" for client in table))
-        for name in names:
-            cells = []
-            for found in table.values():
-                value, of = found[name], base.get(name)
-                ratio = f" (x{value / of:.1f})" if value and of and found is not base else ""
-                cells.append("-" if value is None else f"{value:.3f}{ratio}")
-            print(f"  {name:<18}" + "".join(f"{cell:>20}" for cell in cells), flush=True)
+    parts = options.only.split(",") if options.only else [""]
+    with tempfile.TemporaryDirectory() as folder:
+        wire = compiled(Path(folder))
+        clients = [client for client in options.clients.split(",") if client != "c" or wire]
+        for load in LOADS:
+            if any(part in load.name for part in parts):
+                print(f"{load.name}: {load.requests} requests; load average {os.getloadavg()[0]:.1f}", flush=True)
+                show(load, {client: trial(client, load, wire) for client in clients})
+                if options.peers and load.streams and options.tokenizer:
+                    compare_peers(load, wire, options.tokenizer)
+        if any(part in "command" for part in parts):
+            as_a_command(wire)
 
 
 if __name__ == "__main__":
