@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import json
 import re
+import time
+import urllib.request
 from contextlib import ExitStack
 from typing import Any
 
@@ -18,6 +20,7 @@ from pdbench.testbed.launch import Running, running
 from pdbench.testbed.settings import Settings
 from tests.probe.replay_server import HTML, Replay, Reply, capture, page, serving, vllm
 
+EXPIRED = re.compile(r"vllm:nixl_num_kv_expired_reqs_total\b")
 STREAM = "".join(
     f'data: {{"choices":[{{"text":"w{i}","finish_reason":{"null" if i < 7 else chr(34) + "length" + chr(34)}}}]}}\n\n'
     for i in range(8)
@@ -157,3 +160,28 @@ def test_the_practice_deployment(
 def test_nothing_there(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["doctor", "--proxy", "http://127.0.0.1:1", "--decode", "http://127.0.0.1:2"]) == 4
     assert "cannot be reached" in capsys.readouterr().err
+
+
+def test_looking_leaves_no_kv_behind_that_expires() -> None:
+    """The small request to prefill is fetched by decode: nothing is pinned, nothing can expire."""
+    with running(Settings(lease_s=1.0).on_free_ports()) as testbed:
+        assert main(["doctor", *flags(testbed)]) == 0
+        time.sleep(2.0)
+        pages = [urllib.request.urlopen(f"{url}/metrics").read().decode() for url in testbed.prefill_urls]
+    expired = [float(line.split()[-1]) for page in pages for line in page.splitlines() if EXPIRED.match(line)]
+    assert expired == [0.0]
+
+
+def test_a_proxy_alone_is_no_all_clear(capsys: pytest.CaptureFixture[str]) -> None:
+    with running(Settings().on_free_ports()) as testbed:
+        assert main(["doctor", "--proxy", str(testbed.proxy_url), "--json"]) == 0
+    checks = json.loads(capsys.readouterr().out)["checks"]
+    levels = {check["rule"]: check["level"] for check in checks}
+    assert levels["roles"] == "unknown"
+    assert not {"slots-known", "slots-agree", "kv-pool", "failure-policy", "dead-settings"} & set(levels)
+
+
+def test_a_model_that_is_not_served(capsys: pytest.CaptureFixture[str]) -> None:
+    with running(Settings(mode="colocated").on_free_ports()) as testbed:
+        assert main(["doctor", "--server", testbed.server_urls[0], "--model", "nope"]) == 2
+    assert "--model" in capsys.readouterr().err

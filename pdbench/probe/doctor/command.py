@@ -91,6 +91,8 @@ def _conclude(checks: Sequence[Any], down: Sequence[str], *, recipe_only: bool) 
     refused = [check.where for check in failed if check.rule == "reachable" and "credentials" in check.evidence]
     if refused:
         raise UsageError(f"{', '.join(refused)}: credentials refused.", "Set PDBENCH_API_KEY, or use --api-key-file.")
+    if any(check.rule == "answers" and "HTTP 404" in check.evidence for check in failed):
+        raise UsageError("the model is not served (HTTP 404).", "Give --model with a name of /v1/models.")
     if failed:
         rules = ", ".join(dict.fromkeys(check.rule for check in failed))
         raise GateFailed(f"{len(failed)} of {len(checks)} checks failed: {rules}.", "Mend them before you measure.")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import secrets
 import time
@@ -23,6 +24,7 @@ from pdbench.probe.vocabulary import family_names, guess_engine
 
 REQUEST_S = 60.0  # a first request may compile kernels and shake hands
 PAGE_S = 3.0
+FETCH_S = 10.0
 PROMPT_TOKENS, OUTPUT_TOKENS = 192, 8  # several KV blocks, and a stream long enough to see whether it is collected
 _LOWEST_ID, _IDS = 256, 3000
 
@@ -109,7 +111,8 @@ def _page(answer: Answer | None, engine: str | None) -> tuple[tuple[Row, ...], s
 
 
 async def _handoff(client: aiohttp.ClientSession, case: Case, patient: Patient) -> Mapping[str, Any] | None:
-    """kv_transfer_params of a small request to a prefill server; it pins a few blocks until their lease ends."""
+    """kv_transfer_params of a small request to a prefill server, whose KV a decode server then fetches: left alone it
+    would expire, and be counted against the deployment."""
     if patient.server.role != "prefill" or not patient.answers or case.deployment.engine not in (None, "vllm"):
         return None
     params: dict[str, Any] = {"do_remote_decode": True, "do_remote_prefill": False}
@@ -117,12 +120,30 @@ async def _handoff(client: aiohttp.ClientSession, case: Case, patient: Patient) 
     body = _body(case, 16, 1) | {"stream": False, "kv_transfer_params": params}
     try:
         url = patient.server.url + "/v1/completions"
-        async with asyncio.timeout(REQUEST_S), client.post(url, json=body, headers=_headers(case, url)) as response:
+        headers = _headers(case, url)
+        async with asyncio.timeout(REQUEST_S), client.post(url, json=body, headers=headers) as response:
             told = json.loads(await response.read()) if response.status == 200 else {}
     except (aiohttp.ClientError, OSError, TimeoutError, ValueError):
         return None
     found = told.get("kv_transfer_params") if isinstance(told, dict) else None
-    return found if isinstance(found, dict) else None
+    if not isinstance(found, dict):
+        return None
+    await _fetched(client, case, {**body, "max_tokens": 1, "kv_transfer_params": found}, headers)
+    return found
+
+
+async def _fetched(
+    client: aiohttp.ClientSession, case: Case, body: Mapping[str, Any], headers: Mapping[str, str]
+) -> None:
+    """Let decode have what the request to prefill left there; whether that works the entry's request tells."""
+    decode = next((patient for patient in case.of("decode") if patient.answers), None)
+    if decode is None:
+        return
+    url = decode.server.url + "/v1/completions"
+    own = {**headers, **case.deployment.credentials.headers(url)}
+    with contextlib.suppress(aiohttp.ClientError, OSError, TimeoutError):
+        async with asyncio.timeout(FETCH_S), client.post(url, json=body, headers=own) as response:
+            await response.read()
 
 
 async def _send(client: aiohttp.ClientSession, case: Case) -> Sent:
@@ -160,7 +181,9 @@ async def _send(client: aiohttp.ClientSession, case: Case) -> Sent:
 
 def _refused(case: Case, trouble: str) -> Sent:
     hint = "Look at the server's log."
-    if case.of("decode"):
+    if "HTTP 404" in trouble:
+        hint = f"Give --model with what it serves: curl {case.deployment.entry.url}/v1/models."
+    elif case.of("decode"):
         hint = "Look for 'NIXL compatibility hash mismatch' in decode's log: mode, version and layout must agree."
     return Sent(trouble=case.deployment.credentials.redact(trouble), hint=hint)
 

@@ -38,6 +38,18 @@ def metrics_pages(case: Case) -> list[Found] | None:
     ]
 
 
+def named(case: Case) -> list[Found] | None:
+    """What cannot be seen where only the entry is named."""
+    if not case.of("proxy") or (case.of("prefill") and case.of("decode")):
+        return None
+    missing = " and ".join(role for role in ("prefill", "decode") if not case.of(role))
+    text = (
+        f"the {missing} servers are not named: whether KV is handed over, and how many slots there are, is not checked"
+    )
+    flags = " and ".join(f"--{role} URL" for role in ("prefill", "decode") if not case.of(role))
+    return [unknown(text, f"Add {flags}.")]
+
+
 def answers(case: Case) -> list[Found]:
     """One small request through the entry."""
     if case.sent is None:
@@ -145,6 +157,7 @@ def several_answers(case: Case) -> list[Found] | None:
 RULES: dict[str, Rule] = {
     "reachable": reachable,
     "metrics-page": metrics_pages,
+    "roles": named,
     "answers": answers,
     "disaggregated": disaggregated,
     "streaming": streaming,

@@ -58,8 +58,10 @@ def _mean_of(length: str) -> str:
     return {"lognormal": rest.partition(":")[0], "trace": str(DEFAULT_TOKENS[1])}.get(kind, length)
 
 
-def slots_known(case: Case) -> list[Found]:
+def slots_known(case: Case) -> list[Found] | None:
     """Without max_num_seqs slot waits cannot be told from slow transfers."""
+    if not case.of("decode", "colocated"):
+        return None
     return [
         warn(
             patient.name,
@@ -71,8 +73,12 @@ def slots_known(case: Case) -> list[Found]:
     ]
 
 
-def slots_agree(case: Case) -> list[Found]:
+def slots_agree(case: Case) -> list[Found] | None:
     """The recipe's max_num_seqs against the one that the server runs with."""
+    if not any(patient.server.max_num_seqs and patient.facts.max_num_seqs for patient in case.patients) and not any(
+        patient.launch.words for patient in case.patients
+    ):
+        return None
     found = []
     for patient in case.patients:
         given, runs = patient.server.max_num_seqs, patient.facts.max_num_seqs or patient.number("max-num-seqs")
@@ -106,8 +112,10 @@ def slots_demand(case: Case) -> list[Found]:
     return [warn("", f"{evidence}: that cell will not be steady", f"{fix} the run's length there.")]
 
 
-def pool(case: Case) -> list[Found]:
+def pool(case: Case) -> list[Found] | None:
     """max_num_seqs against the KV pool: slots without memory only move the queue."""
+    if not case.of("decode", "colocated"):
+        return None
     load, found = planned(case), []
     for patient in case.of("decode", "colocated"):
         blocks, size = patient.facts.num_kv_blocks, patient.facts.block_size
@@ -143,7 +151,7 @@ def context(case: Case) -> list[Found]:
 
 def lease(case: Case) -> list[Found] | None:
     """How long prefill keeps KV against how long a request may wait before decode collects it."""
-    if not case.of("prefill"):
+    if not case.of("prefill") or planned(case).qps is None:
         return None
     waits_s = _longest_wait_s(case)
     found = []
@@ -154,7 +162,9 @@ def lease(case: Case) -> list[Found] | None:
         if waits_s is None:
             found.append(
                 unknown(
-                    "the wait for decode is not known: rate, slots or TPOT are missing", "Give --tpot MS.", patient.name
+                    "the wait for decode is not known: its slots or its TPOT are missing",
+                    "Give --max-num-seqs and --tpot MS.",
+                    patient.name,
                 )
             )
         elif waits_s > given and case.mode == "push":
@@ -214,8 +224,10 @@ def prefix_caching(case: Case) -> list[Found]:
     return [fail(", ".join(on), "prefix caching is on and the plan fixes its seed: a second run hits the cache", fix)]
 
 
-def failure_policy(case: Case) -> list[Found]:
+def failure_policy(case: Case) -> list[Found] | None:
     """With `recompute` a failed handoff is a slow answer with status 200."""
+    if not any(True for _ in case.handoffs()):
+        return None
     return [
         warn(
             patient.name,
@@ -227,8 +239,10 @@ def failure_policy(case: Case) -> list[Found]:
     ]
 
 
-def dead_settings(case: Case) -> list[Found]:
+def dead_settings(case: Case) -> list[Found] | None:
     """Settings that no longer do anything."""
+    if not any(patient.launch.words for patient in case.pair):
+        return None
     name = "VLLM_NIXL_ABORT_REQUEST_TIMEOUT"
     return [
         warn(patient.name, f"{name} has no effect since kv_lease_duration replaced it", "Set kv_lease_duration.")
@@ -237,8 +251,10 @@ def dead_settings(case: Case) -> list[Found]:
     ]
 
 
-def statistics(case: Case) -> list[Found]:
+def statistics(case: Case) -> list[Found] | None:
     """What switches off what the report rests on."""
+    if not any(patient.launch.words or patient.config for patient in case.patients):
+        return None
     found = []
     for patient in case.patients:
         if patient.option("disable-log-stats") is True:

@@ -11,7 +11,7 @@ from rich.text import Text
 from pdbench.probe.doctor.finding import Check
 
 STYLE = {"fail": "bold red", "warn": "yellow", "unknown": "dim", "pass": "green"}
-WIDTH = 100
+WIDTH = 80
 
 
 def print_checks(checks: Sequence[Check]) -> None:
@@ -31,7 +31,9 @@ def print_checks(checks: Sequence[Check]) -> None:
         if check.fix:
             said.append("\n" + _plain(check.fix), style="italic")
         table.add_row(Text(check.level, style=STYLE[check.level]), ", ".join(one.rule for one in alike), said)
-    console.print(table)
+    with console.capture() as captured:
+        console.print(table)
+    console.file.write("\n".join(line.rstrip() for line in captured.get().splitlines()) + "\n" if told else "")
     passed = [check.rule for check in checks if check.level == "pass"]
     if passed:
         console.print(Text("pass", style=STYLE["pass"]) + Text(f"  {', '.join(passed)}"))
