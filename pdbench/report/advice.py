@@ -49,6 +49,12 @@ def slot_advice(cell: Measured, slots: Slots, wait_ms: float | None) -> str:
     return f"{text} ({memory})."
 
 
+def expected_wait_s(cell: Measured, demand: float, slots: int, held_s: float) -> float | None:
+    """The mean wait of a steady state at this demand; `None` where there is none."""
+    wait = mean_wait_s(demand, slots, held_s)
+    return None if wait is None else wait * _variability(cell)
+
+
 def _variability(cell: Measured) -> float:
     """(CV^2 of gaps between arrivals + CV^2 of holding times) / 2."""
     kind = str(cell.plan.get("arrivals", "poisson"))

@@ -190,6 +190,14 @@ def pooled(parts: Sequence[Answers]) -> Answers:
     )
 
 
+def chosen(answers: Answers, kept: NDArray[np.bool_]) -> Answers:
+    """Some of the requests."""
+    names = [n for n in Answers.__slots__ if n not in ("gaps", "offsets")]
+    some: dict[str, Any] = {n: getattr(answers, n)[kept] for n in names}
+    at = np.flatnonzero(kept)
+    return Answers(**some, gaps=tuple(answers.gaps[i] for i in at), offsets=tuple(answers.offsets[i] for i in at))
+
+
 @dataclass(frozen=True, slots=True)
 class Load:
     """One repeat's requests with its send window."""

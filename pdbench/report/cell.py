@@ -77,6 +77,10 @@ class Measured:
     def has_role(self, role: str) -> bool:
         return any(server.get("role") == role for server in self.deployment.get("servers", []))
 
+    def servers(self, role: str) -> int:
+        """How many servers of a role the deployment has."""
+        return sum(server.get("role") == role for server in self.deployment.get("servers", []))
+
     @property
     def mode(self) -> str | None:
         """Pull, push or colocated: as the deployment says, else by whose NIXL series moved; `None` when unknown."""

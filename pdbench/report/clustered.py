@@ -51,7 +51,7 @@ def effective_size(beyond: NDArray[np.bool_], clusters: Sequence[Labels]) -> flo
         squares = totals**2
         # As many degrees of freedom as clusters, fewer where some of them make most of the variance.
         few = min(k - 1, max(1, int(3 * float(squares.sum()) ** 2 / float((squares**2).sum())) - 1))
-        sizes.append(n / effect * min(1.0, (_student_975(n - 1) / _student_975(few)) ** 2))
+        sizes.append(n / effect * min(1.0, (student_975(n - 1) / student_975(few)) ** 2))
     return min([float(n), *sizes])
 
 
@@ -67,7 +67,7 @@ def clustered_interval(
     return quantile_interval(values, q, int(size)), size
 
 
-def _student_975(freedom: int) -> float:
+def student_975(freedom: int) -> float:
     """The 97.5 % quantile of Student's t (Cornish-Fisher: 3 % low at two degrees of freedom, 0.1 % from five on)."""
     z, v = Z_975, max(1, freedom)
     first = (z**3 + z) / 4

@@ -13,41 +13,33 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from pdbench.report.cell import COLOCATED, PULL, PUSH, Measured
-from pdbench.report.demand import engine_gauge, engine_limit, reached
+from pdbench.report.demand import reached
+from pdbench.report.stages import colocated_waits, divide_rest
 from pdbench.report.statistics import Floats
-from pdbench.report.window import Gauge
 
 PARTS = ("proxy", "prefill_queue", "prefill", "slot_wait", "post", "transfer", "poll", "first_step", "unexplained")
-POLL_STEPS = 4.0  # a rest this many decode steps long, seen by no gauge, is the wait for the engine's next look
-SIGHTINGS = 5.0  # a wait must be expected this often in the samples before its absence there says anything
 WAIT_IN_ESTIMATE = 0.5  # of Dynamo's transfer estimate: beyond, it tells nothing of the transfer
 GAUGE_SIGMAS = 3.0  # a sampled gauge further off than this contradicts a counter
-SEEN_SHARE = 0.5  # gauges that account for less than this share of a rest do not name all of it
 RECOMPUTED_TOKENS = 2.0  # per request beyond which decode's local prompt tokens are no longer one step's
 RECOMPUTED_SHARE = 0.05
 
 
 @dataclass(frozen=True, slots=True)
 class Split:
-    """The parts in ms under the contract's names; `notes` say what could not be told apart and why."""
+    """The parts in ms under the contract's names; `notes` say what could not be told apart and why.
+
+    `for_slots`, `for_blocks` and `for_prefill` say what the waits among them were for: `slot_wait` for a slot or, with
+    slots free, for KV blocks; co-located, `prefill_queue` for any of the three. `None`: not known.
+    """
 
     parts: dict[str, float]
     notes: tuple[str, ...] = field(default_factory=tuple)
+    for_slots: float | None = None
+    for_blocks: float | None = None
+    for_prefill: float | None = None
 
     def get(self, name: str) -> float:
         return self.parts.get(name, 0.0)
-
-
-@dataclass(frozen=True, slots=True)
-class Stages:
-    """Request-seconds of decode's stages over the window, from its gauges."""
-
-    slot: float  # waiting to start, and loaded but more of them than slots are free
-    poll: float  # loaded and not admitted although a slot is free
-    loading: float  # in progress
-    loading_no_slot: float  # of that, what was more than slots are free
-    samples: int
-    step_s: float
 
 
 def split_of(cell: Measured) -> Split | None:
@@ -59,7 +51,20 @@ def split_of(cell: Measured) -> Split | None:
     parts: dict[str, float | None] = SPLITS[_dialect(cell)](cell, notes)
     known = {name: float(parts[name]) for name in PARTS if parts.get(name) is not None}  # type: ignore[arg-type]
     known["unexplained"] = mean - sum(known.values())
-    return Split(known, tuple(notes))
+    return Split(known, tuple(notes), *_what_for(cell, known, parts.get("kv_pool")))
+
+
+def _what_for(
+    cell: Measured, parts: dict[str, float], blocks: float | None
+) -> tuple[float | None, float | None, float | None]:
+    """Waits for slots, for KV blocks and for prefill, in ms."""
+    queue, slots = parts.get("prefill_queue"), parts.get("slot_wait")
+    if cell.mode != COLOCATED or queue is None:
+        return (None if slots is None else slots - (blocks or 0.0)), blocks, queue
+    shares = colocated_waits(cell)
+    if shares is None:
+        return None, None, queue
+    return queue * shares[0], queue * shares[1], queue * (1 - shares[0] - shares[1])
 
 
 def _dialect(cell: Measured) -> str:
@@ -85,15 +90,16 @@ def _pull(cell: Measured, notes: list[str]) -> dict[str, float | None]:
     queue = window.mean_ms("decode", "queue_s")
     post, xfer = _nixl(cell, "decode")
     rest = _minus(queue, xfer)
-    slot, poll = divide_rest(cell, rest, xfer, notes)
+    waits = divide_rest(cell, rest, xfer, 0.0, notes)
     return {
         "proxy": _minus(_from_sent_ms(cell), window.mean_ms("prefill", "e2e_s"), window.mean_ms("decode", "ttft_s")),
         "prefill_queue": window.mean_ms("prefill", "queue_s"),
         "prefill": window.mean_ms("prefill", "prefill_s"),
-        "slot_wait": slot,
+        "slot_wait": waits.slot,
+        "kv_pool": waits.pool,
         "post": post,
         "transfer": _minus(xfer, post) if post is not None else xfer,
-        "poll": poll,
+        "poll": waits.poll,
         "first_step": first_step(cell, notes),
     }
 
@@ -104,15 +110,16 @@ def _push(cell: Measured, notes: list[str]) -> dict[str, float | None]:
     queue, prefill = window.mean_ms("prefill", "queue_s"), window.mean_ms("prefill", "prefill_s")
     post, xfer = _nixl(cell, "prefill")
     rest = _minus(window.mean_ms("decode", "queue_s"), queue, prefill, xfer)
-    slot, poll = divide_rest(cell, rest, None, notes)
+    waits = divide_rest(cell, rest, xfer, (queue or 0.0) + (prefill or 0.0), notes)
     return {
         "proxy": _minus(_from_sent_ms(cell), window.mean_ms("decode", "ttft_s")),
         "prefill_queue": queue,
         "prefill": prefill,
-        "slot_wait": slot,
+        "slot_wait": waits.slot,
+        "kv_pool": waits.pool,
         "post": post,
         "transfer": _minus(xfer, post) if post is not None else xfer,
-        "poll": poll,
+        "poll": waits.poll,
         "first_step": first_step(cell, notes),
     }
 
@@ -243,82 +250,3 @@ def first_step(cell: Measured, notes: list[str]) -> float | None:
         )
         return None
     return step
-
-
-def stages_of(cell: Measured) -> Stages | None:
-    """Areas under decode's stage gauges; `None` where the engine has none."""
-    slot = poll = loading = loading_no_slot = 0.0
-    samples, found = 0, False
-    for segment, page in cell.window.pages("decode"):
-        for engine in page.engines() or [""]:
-            start = engine_gauge(page, engine, "kv_fetch_stage", stage="waiting_to_start")
-            loaded = engine_gauge(page, engine, "kv_fetch_stage", stage="completed_waiting")
-            moving = engine_gauge(page, engine, "kv_fetch_stage", stage="in_progress")
-            if start is None or loaded is None or moving is None:
-                continue
-            found = True
-            samples += len(start.t)
-            slot += start.integral(segment.start, segment.end)
-            running, limit = engine_gauge(page, engine, "running"), engine_limit(cell, page, engine)
-            no_slot = _beyond_free(loaded, running, limit).integral(segment.start, segment.end)
-            slot += no_slot
-            poll += loaded.integral(segment.start, segment.end) - no_slot
-            loading += moving.integral(segment.start, segment.end)
-            loading_no_slot += _beyond_free(moving, running, limit).integral(segment.start, segment.end)
-    step = cell.window.mean_s("decode", "itl_s") or (cell.answers.mean(cell.answers.tpot_ms) or 0.0) / 1000
-    return Stages(slot, poll, loading, loading_no_slot, samples, step) if found else None
-
-
-def _beyond_free(loaded: Gauge, running: Gauge | None, limit: float | None) -> Gauge:
-    """Requests beyond the free slots: they wait for a slot, the others to be noticed (all, without a limit)."""
-    if running is None or limit is None or len(running.t) == 0:
-        return Gauge(loaded.t, np.zeros_like(loaded.value))
-    place = np.clip(np.searchsorted(running.t, loaded.t, side="right") - 1, 0, None)
-    free = np.maximum(0.0, limit - running.value[place])
-    return Gauge(loaded.t, np.maximum(0.0, loaded.value - free))
-
-
-def divide_rest(
-    cell: Measured, rest: float | None, xfer: float | None, notes: list[str]
-) -> tuple[float | None, float | None]:
-    """What is left of decode's queue time, divided into slot wait and poll in proportion to the stage gauges, in ms.
-
-    Without the gauges it is neither: it stays in unexplained. `xfer` is the transfer's part of stage in_progress (None
-    when that stage says nothing of polling, as in push, where it also holds the wait for prefill).
-    """
-    stages = stages_of(cell)
-    requests = cell.window.delta("decode", "queue_s", "count")
-    if rest is None or not requests:
-        return None, None
-    if stages is None:
-        notes.append(
-            f"{rest:,.0f} ms of decode's queue time may be slot wait or polling: its page lacks kv_fetch_stage"
-            " (vllm:num_requests_kv_fetch_by_stage, vLLM >= 0.32)."
-        )
-        return None, None
-    step_ms = stages.step_s * 1000
-    slot_ms, poll_ms = stages.slot / requests * 1000, stages.poll / requests * 1000
-    if xfer is not None and stages.loading > 0:
-        # A load that takes longer than its transfer waits for the engine, or for others' loads where no slot is free.
-        over = max(0.0, stages.loading / requests * 1000 - xfer)
-        no_slot = stages.loading_no_slot / stages.loading
-        slot_ms, poll_ms = slot_ms + over * no_slot, poll_ms + over * (1 - no_slot)
-    noticing = min(slot_ms, step_ms)  # the last step before admission is no wait for a slot
-    slot_ms, poll_ms = slot_ms - noticing, poll_ms + noticing
-    if rest <= 0:
-        return (0.0 if slot_ms == 0 else None), None
-    if slot_ms + poll_ms == 0:
-        expected = stages.samples * (rest / 1000) * requests / max(cell.window.duration_s, 1e-9)
-        if rest <= POLL_STEPS * step_ms:
-            return 0.0, rest
-        if expected >= SIGHTINGS:
-            notes.append(f"{rest:,.0f} ms of decode's queue time show in none of its stage gauges.")
-            return 0.0, None
-        return None, None
-    seen = slot_ms + poll_ms
-    if seen < SEEN_SHARE * rest and rest > POLL_STEPS * step_ms:
-        notes.append(
-            f"decode's stage gauges account for {seen:,.0f} of {rest:,.0f} ms of its queue time beyond the transfer."
-        )
-        return slot_ms, poll_ms
-    return rest * slot_ms / seen, rest * poll_ms / seen

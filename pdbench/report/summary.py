@@ -25,13 +25,18 @@ from pdbench.report.arrivals_check import arrival_figures
 from pdbench.report.breakdown import breakdown, steadiness
 from pdbench.report.cell import Measured, Part, measured
 from pdbench.report.client_health import stamps_note
+from pdbench.report.counsel import counsel
+from pdbench.report.crosschecks import cross_checks
 from pdbench.report.demand import Slots, slots_of
 from pdbench.report.diagnosis import diagnose
 from pdbench.report.facts import facts
+from pdbench.report.grid import Peers
+from pdbench.report.hidden import hidden
 from pdbench.report.imports.told import told_cells
 from pdbench.report.legs import add_proxy_costs, legs_ms, traffic_of
 from pdbench.report.prefix import fewer_hits, prefix_cache
 from pdbench.report.split import Split, split_of
+from pdbench.report.tiers import tiers
 from pdbench.report.validity import Finding, findings, is_void, merged
 from pdbench.report.verdict import cell_verdict, run_verdict
 from pdbench.report.verdict import is_void as cell_is_void
@@ -42,7 +47,6 @@ if TYPE_CHECKING:
     import pandas
 
 SCHEMA = 1
-LOW_LOAD_UTILISATION = 0.35  # slots in use at which a cell's TPOT serves as the one without load
 SEVERAL_TOKENS = 1.05  # per event: from here on an ITL is not the gap between tokens
 
 SERVER_MEANS = (
@@ -64,7 +68,8 @@ def summarise(run: Run) -> dict[str, Any]:
     """The summary document of a run directory, from what the directory holds and nothing else."""
     document = run.document
     simulated = bool(document.get("simulated")) or any(d.get("simulated") for d in document.get("deployments", []))
-    cells = [cell_summary(cell, low_load) for cell, low_load in _with_low_load(list(_cells(run)))]
+    measured_cells = list(_cells(run))
+    cells = [cell_summary(cell, Peers(cell, measured_cells)) for cell in measured_cells]
     if told := told_cells(document):
         cells = sorted([*cells, *told], key=lambda cell: cell["cell"])
     add_proxy_costs(cells)
@@ -78,6 +83,8 @@ def summarise(run: Run) -> dict[str, Any]:
         "targets": [d.get("target") for d in document.get("deployments", [])],
         "plan": document.get("plan", {}),
         "imported_from": (document.get("imported") or {}).get("tool"),
+        "tiers": [found.document() for found in tiers(measured_cells)],
+        "hidden_transfer": [found.document() for found in hidden(measured_cells)],
         "versions": _versions(document),
         **facts(document),
         "interrupted": interrupted,
@@ -98,14 +105,16 @@ def _planned(document: Mapping[str, Any]) -> int:
     return len(plan.get("cells", [])) * int(plan.get("repeats") or 1)
 
 
-def cell_summary(cell: Measured, tpot0_ms: float | None = None) -> dict[str, Any]:
+def cell_summary(cell: Measured, peers: Peers | None = None) -> dict[str, Any]:
     """One entry of `cells`: all repeats pooled, then each alone."""
     alone = [(part, cell.only(part)) for part in cell.parts]
     found = [(part.repeat, findings(single)) for part, single in alone]
     validity = merged(cell, found)
     whole = figures(cell)
     split, slots = split_of(cell), slots_of(cell)
-    causes = diagnose(cell, split, validity, tpot0_ms)
+    peers = peers or Peers(cell, [cell])
+    causes = diagnose(cell, split, validity, peers)
+    checks, advised = cross_checks(cell), counsel(cell, split)
     entry: dict[str, Any] = {
         "cell": cell.cell.get("cell"),
         "target": cell.cell.get("target"),
@@ -129,7 +138,13 @@ def cell_summary(cell: Measured, tpot0_ms: float | None = None) -> dict[str, Any
         **servers(cell),
         "client": _client_keys(cell),
         "foreign": cell.parts[0].entry.get("foreign") if len(cell.parts) == 1 else None,
-        "notes": _notes(cell, split),
+        "notes": [
+            *_notes(cell, split),
+            *(check.note() for check in checks if not check.agrees),
+            *(one.text for one in advised),
+        ],
+        "cross_checks": [check.document() for check in checks],
+        "counsel": [one.document() for one in advised],
         "validity": [finding.document() for finding in validity],
         "diagnosis": [cause.document() for cause in causes],
         "repeats": [
@@ -268,17 +283,6 @@ def _client_keys(cell: Measured) -> dict[str, Any]:
                 worst = min if name in BETTER_ABOVE else max
                 found[name] = worst(value, found.get(name, value))
     return found
-
-
-def _with_low_load(cells: Sequence[Measured]) -> Iterator[tuple[Measured, float | None]]:
-    """Each cell with the TPOT that the same shape had at the lowest load of the run, if that load was low."""
-    for cell in cells:
-        shape = [cell.cell.get(name) for name in ("target", "prompt_len", "output_len")]
-        peers = [c for c in cells if [c.cell.get(n) for n in ("target", "prompt_len", "output_len")] == shape]
-        lowest = min(peers, key=lambda c: c.offered or math.inf)
-        slots = slots_of(lowest)
-        low = lowest is not cell and slots.utilisation is not None and slots.utilisation <= LOW_LOAD_UTILISATION
-        yield cell, lowest.answers.mean(lowest.answers.tpot_ms) if low else None
 
 
 def _cells(run: Run) -> Iterator[Measured]:

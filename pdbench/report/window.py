@@ -83,6 +83,7 @@ class Segment:
     send_end: float
     end: float
     pages: tuple[Page, ...] = ()
+    silent: Mapping[str, float] = field(default_factory=dict)  # server -> second from which on no scrape worked
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,6 +134,10 @@ class Window:
             for key, gauge in page.series.items():
                 if key.kind == "gauge" and key.matches(canonical, labels) and len(gauge.t):
                     yield segment, page, key, gauge
+
+    def silent_since(self, server: str) -> float | None:
+        """Second of a cell from which on the server answered no scrape to its end; `None` when it did."""
+        return next((s.silent[server] for s in self.segments if server in s.silent), None)
 
     def has(self, role: str, canonical: str) -> bool:
         return any(key.canonical == canonical for _, page in self.pages(role) for key in page.series)
@@ -193,7 +198,21 @@ class Metrics:
             for (server, role), part in rows.groupby(["server", "role"], observed=True, sort=True)
             if (page := _page(str(server), str(role), part, start, end)) is not None
         ]
-        return Segment(start, send_end, end, _without_repeated_logs(pages))
+        silent = {}
+        for server, part in rows[rows["canonical"] == "up"].groupby("server", observed=True):
+            if (since := _silent_from(part["t"].to_numpy(float), part["value"].to_numpy(float), end)) is not None:
+                silent[str(server)] = max(0.0, since - start)
+        return Segment(start, send_end, end, _without_repeated_logs(pages), silent)
+
+
+def _silent_from(t: Floats, up: Floats, end: float) -> float | None:
+    """When the last scrape that worked was followed by failed ones only, over the cell's end; else `None`."""
+    order = np.argsort(t, kind="stable")
+    t, up = t[order], up[order]
+    if not len(t) or up[-1] > 0 or t[-1] < end:
+        return None
+    worked = np.flatnonzero(up > 0)
+    return float(t[worked[-1] + 1] if len(worked) else t[0])
 
 
 def _without_repeated_logs(pages: Sequence[Page]) -> tuple[Page, ...]:

@@ -1,0 +1,202 @@
+"""What a cause is judged by, and when a part of TTFT is worth naming. docs/diagnosis.md has the arguments.
+
+A part is a cause when it is *large* (a quarter of TTFT for what a request waits for, half for the work that each
+request has to some extent), *noticed* (longer than a few tokens of the stream take) and *sure* (the lower end of its
+share's interval is above a tenth, so that one burst in the cell cannot name it). Parts that were named are then taken
+out, and the others judged by what remains, since a queue that grows with the run's length hides everything else; what
+is found so must still be worth a word beside it: a tenth of TTFT, or a sentence of the answer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+
+import numpy as np
+
+from pdbench.report.blocks import jackknife, without_each_block
+from pdbench.report.cell import COLOCATED, PULL, PUSH, Measured
+from pdbench.report.demand import Slots, slots_of
+from pdbench.report.finding import Finding
+from pdbench.report.grid import Peers
+from pdbench.report.split import Split, split_of
+from pdbench.report.turns import Turns, turns_of
+
+WAIT_SHARE = 0.25  # of TTFT, for what a request waits for
+WORK_SHARE = 0.5  # for work that every request has: computing the prompt, posting and moving its KV
+SURE_SHARE = 0.10  # the lower end of the 95 % interval of the share
+BESIDE_SHARE = 0.10  # of TTFT, for what is a cause beside a larger one
+NOTICED_TURNS = 4.0  # a part shorter than so many tokens of the stream ...
+NOTICED_MS = 50.0  # ... and than this is not what makes a TTFT bad
+SENTENCE_TURNS = 25.0  # tokens of a sentence
+LONG_MS = 300.0  # what everybody notices, whatever the pace of the stream
+
+Part = Callable[[Split], float | None]
+
+
+@dataclass(frozen=True, slots=True)
+class Cause:
+    """One diagnosis. `share` of the mean TTFT (0 to 1) with its 95 % interval; `None` when it cannot be said."""
+
+    cause: str
+    share: float | None
+    evidence: str
+    advice: str
+    confirm: str
+    share_interval: tuple[float, float] | None = None
+
+    def document(self) -> dict[str, object]:
+        return asdict(self)
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """A share with the lower end of its 95 % interval (the share itself in a cell too short for one)."""
+
+    value: float
+    low: float
+
+    def reaches(self, limit: float) -> bool:
+        return self.value >= limit and self.low >= SURE_SHARE
+
+
+@dataclass(frozen=True, slots=True)
+class Taken:
+    """What a part takes of TTFT, and of what TTFT is without the parts that were named before."""
+
+    key: str
+    part: Part
+    ms: float
+    of_ttft: Share
+    of_rest: Share
+    interval: tuple[float, float] | None  # of the share of TTFT
+    pace_ms: float | None
+
+    def is_wait(self) -> bool:
+        return self._is(WAIT_SHARE)
+
+    def is_work(self) -> bool:
+        return self._is(WORK_SHARE)
+
+    def _is(self, limit: float) -> bool:
+        noticed_ms = NOTICED_MS if self.pace_ms is None else min(NOTICED_MS, NOTICED_TURNS * self.pace_ms)
+        if self.ms < noticed_ms:
+            return False
+        beside = self.of_ttft.value >= BESIDE_SHARE or self.ms >= self._sentence_ms
+        return self.of_ttft.reaches(limit) or (self.of_rest.reaches(limit) and beside)
+
+    @property
+    def is_long(self) -> bool:
+        """A sentence of the answer is sooner written; or, where it takes most of TTFT, everybody notices."""
+        limit = min(LONG_MS, self._sentence_ms) if self.of_ttft.reaches(WORK_SHARE) else self._sentence_ms
+        return self.ms >= limit
+
+    @property
+    def _sentence_ms(self) -> float:
+        return LONG_MS if self.pace_ms is None else SENTENCE_TURNS * self.pace_ms
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """One cell, ready to be judged."""
+
+    cell: Measured
+    split: Split
+    mean_ttft_ms: float
+    without: Sequence[Split]  # less one block of time, for each block
+    slots: Slots
+    turns: Turns | None
+    findings: Sequence[Finding]
+    peers: Peers
+    removed: Mapping[str, Part] = field(default_factory=dict)
+
+    def taken(self, key: str, part: Part) -> Taken | None:
+        """What a part takes; `None` when it was not measured. `key` names the time that is taken, whoever takes it."""
+        ms = part(self.split)
+        if ms is None:
+            return None
+        wholes = [_share(part(split), self._whole(split)) for split in self.without]
+        rests = [_share(part(split), self._rest(split)) for split in self.without]
+        share, rest = ms / self.mean_ttft_ms, self._rest(self.split)
+        found = jackknife(share, wholes)
+        return Taken(
+            key,
+            part,
+            ms,
+            _sure(share, wholes),
+            _sure(ms / rest if rest > 0 else 0.0, rests),
+            None if found is None else (max(0.0, found.low), min(1.0, found.high)),
+            self.pace_ms,
+        )
+
+    def less(self, taken: Taken) -> Case:
+        """The same case, to be judged as if this part were gone."""
+        return replace(self, removed={**self.removed, taken.key: taken.part})
+
+    def _whole(self, split: Split) -> float:
+        """TTFT as the sum of its parts. What is unexplained is taken from the whole cell: its counters are not filled
+        at the same moments of a request, which blocks of time would show as noise."""
+        known = sum(ms for name, ms in split.parts.items() if name != "unexplained")
+        return known + self.split.get("unexplained")
+
+    def _rest(self, split: Split) -> float:
+        return self._whole(split) - sum(part(split) or 0.0 for part in self.removed.values())
+
+    def named(
+        self, cause: str, taken: Taken | None, numbers: Sequence[str], advice: str, confirm: str
+    ) -> tuple[Cause, Taken | None]:
+        """A cause with the share of the part that it takes."""
+        share = None if taken is None else taken.of_ttft.value
+        interval = None if taken is None else taken.interval
+        return Cause(cause, share, "; ".join(numbers) + ".", advice, confirm, interval), taken
+
+    @property
+    def pace_ms(self) -> float | None:
+        """How fast the answer goes on once it has begun: TPOT, by which a reader takes a wait for long or short."""
+        return self.cell.answers.mean(self.cell.answers.tpot_ms)
+
+    @property
+    def colocated(self) -> bool:
+        return self.cell.mode == COLOCATED
+
+    @property
+    def pull(self) -> bool:
+        return self.cell.mode == PULL
+
+    @property
+    def mover(self) -> str:
+        """The role whose NIXL series tell of transfers."""
+        return "prefill" if self.cell.mode == PUSH else "decode"
+
+    def of_ttft(self, part_ms: float) -> str:
+        return f"{part_ms:,.0f} of {self.mean_ttft_ms:,.0f} ms TTFT"
+
+
+def case_of(cell: Measured, split: Split | None, findings: Sequence[Finding], peers: Peers) -> Case | None:
+    """`None` when no request was answered."""
+    mean = cell.answers.mean(cell.answers.ttft_ms)
+    if split is None or mean is None or mean <= 0:
+        return None
+    without = [found for less in without_each_block(cell) if (found := split_of(less)) is not None]
+    return Case(cell, split, mean, without, slots_of(cell), turns_of(cell.answers, _lag_s(cell)), findings, peers)
+
+
+def _lag_s(cell: Measured) -> float:
+    """From a handoff's post to its first token: the transfer, mostly."""
+    role = "prefill" if cell.mode == PUSH else "decode"
+    xfer, post = cell.window.mean_s(role, "nixl_xfer_s"), cell.window.mean_s(role, "nixl_post_s")
+    return max(0.0, (xfer or 0.0) - (post or 0.0))
+
+
+def _share(ms: float | None, of: float) -> float | None:
+    return None if ms is None or of <= 0 else ms / of
+
+
+def _sure(share: float, without: Sequence[float | None]) -> Share:
+    """With the lower end of its interval on a logarithmic scale, since shares are positive and skewed."""
+    if share <= 0 or not without:
+        return Share(share, share)
+    if any(value is None or value <= 0 for value in without):
+        return Share(share, 0.0)
+    found = jackknife(float(np.log(share)), [float(np.log(value)) for value in without if value is not None])
+    return Share(share, share if found is None else float(np.exp(found.low)))

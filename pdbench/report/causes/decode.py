@@ -1,0 +1,128 @@
+"""What requests wait for on decode, or on a co-located server: a slot, KV blocks, or the engine's next look."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+from pdbench.littles_law.crossover import queue_wait_ms
+from pdbench.report.advice import expected_wait_s, slot_advice
+from pdbench.report.causes.case import WAIT_SHARE, Case, Cause, Taken
+from pdbench.report.causes.loop import LOOP_SHARE, held, stall_text
+from pdbench.report.split import Split
+from pdbench.report.stages import prompt_share
+
+
+def decode_slots(case: Case) -> Iterator[tuple[Cause, Taken | None]]:
+    """Running at the limit, requests waiting for a slot, and a wait that matters or a demand beyond the slots."""
+    cell, slots = case.cell, case.slots
+    if not slots.reached:
+        return
+    taken = case.taken("slots", lambda split: split.for_slots)
+    if not (taken is not None and taken.is_wait()) and not slots.overload():
+        return
+    if only_for_stalls(case):
+        return
+    numbers = []
+    if slots.demand is not None and slots.available is not None:
+        numbers.append(f"the load needs {slots.wanted_text()} ({slots.source})")
+    running = cell.window.send_max(cell.decoder, "running")
+    waiting = cell.window.send_mean(cell.decoder, "waiting")
+    if running is not None and waiting is not None:
+        numbers.append(f"running reached {running:.0f} with {waiting:.1f} waiting on average")
+    if taken is not None:
+        numbers.append(f"waiting for a slot takes {case.of_ttft(taken.ms)}")
+    else:
+        numbers.append("how much of TTFT it takes cannot be said without vllm:num_requests_kv_fetch_by_stage")
+    if (stall := stall_text(case)) is not None:
+        numbers.append(stall)
+    advice = slot_advice(cell, slots, None if taken is None else taken.ms)
+    confirm = "With more slots, waiting falls to 0 at the same rate."
+    yield case.named("decode-slots", taken, numbers, advice, confirm)
+
+
+def only_for_stalls(case: Case) -> bool:
+    """Slots that are full because handoffs hold the loop, and would not be without: then the loop is the cause.
+
+    Without the stalls a request holds its slot the shorter by what they take; the wait that is then to be expected is
+    judged as the measured one is.
+    """
+    loop, demand, slots, rate = held(case), case.slots.demand, case.slots.available, case.cell.offered
+    if loop is None or loop.value < LOOP_SHARE or demand is None or not slots or not rate:
+        return False
+    wait = expected_wait_s(case.cell, demand * (1 - loop.value), slots, demand * (1 - loop.value) / rate)
+    rest = case.mean_ttft_ms - (case.split.for_slots or 0.0)
+    return wait is not None and wait * 1000 < WAIT_SHARE * (rest + wait * 1000)
+
+
+def decode_kv_pool(case: Case) -> Iterator[tuple[Cause, Taken | None]]:
+    """Requests wait while slots are free: the pool has no blocks for one more prompt."""
+    cell = case.cell
+    taken = case.taken("pool", lambda split: split.for_blocks)
+    if taken is None or not taken.is_wait():
+        return
+    numbers = [f"waiting for KV blocks with slots free takes {case.of_ttft(taken.ms)}"]
+    usage = cell.window.send_max(cell.decoder, "kv_cache_usage", average=True)
+    if usage is not None:
+        numbers.append(f"KV use reached {usage:.0%}")
+    shares = [prompt_share(cell, str(s.get("name"))) for s in cell.deployment.get("servers", [])]
+    needs = max((share for share in shares if share is not None), default=None)
+    if needs is not None:
+        numbers.append(f"one prompt takes {needs:.1%} of the pool, before its first token too")
+    running = cell.window.send_max(cell.decoder, "running")
+    if running is not None and case.slots.available is not None:
+        numbers.append(f"running never passed {running:.0f} of {case.slots.available} slots")
+    loading = cell.window.send_mean("decode", "kv_fetch_stage", stage="in_progress")
+    loaded = cell.window.send_mean("decode", "kv_fetch_stage", stage="completed_waiting")
+    if loading is not None and loaded is not None:
+        numbers.append(f"{loading + loaded:.1f} handoffs held blocks without a slot on average")
+    if (put_back := cell.window.delta(cell.decoder, "preemptions")) is not None and put_back > 0:
+        numbers.append(f"{put_back:.0f} requests were preempted")
+    yield case.named(
+        "decode-kv-pool",
+        taken,
+        numbers,
+        f"Give {case.slots.where} more KV memory (--gpu-memory-utilization, fp8 KV, more GPUs), or shorter prompts;"
+        " more slots would not help.",
+        "With a larger pool the same load has no request in waiting_to_start.",
+    )
+
+
+def completion_polling(case: Case) -> Iterator[tuple[Cause, Taken | None]]:
+    """KV that has arrived is noticed late: later than the turn of the loop that was under way."""
+    expected = expected_notice_ms(case)
+
+    def late(split: Split) -> float | None:
+        poll = split.parts.get("poll")
+        return None if poll is None else max(0.0, poll - expected)
+
+    taken = case.taken("poll", late)
+    if case.colocated or taken is None or not taken.is_wait():
+        return
+    numbers = [
+        f"KV that has arrived waits {case.split.get('poll'):,.0f} ms to be noticed, where a turn of the loop explains"
+        f" {expected:,.1f} ms",
+        f"the rest takes {case.of_ttft(taken.ms)} while slots are free",
+    ]
+    yield case.named(
+        "completion-polling",
+        taken,
+        numbers,
+        "Make decode look for finished transfers more often: it does so between its forward steps only, so shorter"
+        " steps (smaller batches, no chunked prefill beside) or a connector that is notified.",
+        "Decode alone at a low rate notices as late: the wait does not come from load.",
+    )
+
+
+def expected_notice_ms(case: Case) -> float:
+    """What a healthy engine takes to notice: one turn of its loop, of the kind that is met at random.
+
+    In push a transfer also waits for those that are posted before it, on one thread of each prefill server.
+    """
+    expected = case.turns.met_ms if case.turns is not None else (case.pace_ms or 0.0)
+    posted, rate = case.cell.window.mean_ms("prefill", "nixl_post_s"), case.cell.offered
+    servers = case.cell.servers("prefill")
+    if case.pull or posted is None or rate is None or not servers:
+        return expected
+    wait = queue_wait_ms(rate / servers, posted)
+    return math.inf if wait is None else expected + wait

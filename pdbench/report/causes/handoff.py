@@ -1,0 +1,124 @@
+"""The handoff itself: the bytes on their link, and the descriptors that name them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from pdbench.littles_law.kv import effective_gb_s
+from pdbench.report.causes.case import Case, Cause, Taken
+from pdbench.report.causes.loop import LOOP_SHARE, held, post
+from pdbench.report.split import Split
+
+COPIED_IN_POST = 0.9  # of the transfer time spent in its post
+LINK_SHARE = 0.3  # of the declared link: below, the KV does not go where it was meant to
+POST_US = 4.0  # to post a descriptor, as published for RDMA transports (2.4 to 3.9 us)
+SLOW_POST_US = 20.0  # beyond, posting is slow for another reason than the number of descriptors
+
+
+def move(split: Split) -> float | None:
+    return split.parts.get("transfer")
+
+
+def post_and_move(split: Split) -> float | None:
+    moved = split.parts.get("transfer")
+    return None if moved is None else moved + split.get("post")
+
+
+def transfer_bandwidth(case: Case) -> Iterator[tuple[Cause, Taken | None]]:
+    """The bytes' own time: a quarter of TTFT on the link, or half of it with a post that nothing else explains."""
+    cell = case.cell
+    taken = case.taken("transfer", move)
+    if taken is None:
+        return
+    if not taken.is_wait():
+        # A copy may run inside the post (same host, shared memory): then that is the transfer.
+        taken = case.taken("transfer", post_and_move)
+        if taken is None or not taken.is_work() or not copied_in_post(case):
+            return
+    nbytes, time = (
+        cell.window.delta(case.mover, "nixl_nbytes", "sum"),
+        cell.window.delta(case.mover, "nixl_xfer_s", "sum"),
+    )
+    handles = cell.window.delta(case.mover, "nixl_nbytes", "count")
+    speed = effective_gb_s(nbytes, time) if nbytes is not None and time is not None else None
+    numbers = [f"moving the KV takes {case.of_ttft(taken.ms)}"]
+    if speed is not None and nbytes is not None and handles:
+        numbers.append(f"{nbytes / handles / 1e6:,.1f} MB a handle at {speed:.3g} GB/s")
+    loading = cell.window.send_max("decode", "kv_fetch_stage", stage="in_progress")
+    if case.pull and loading is not None and loading > 1:
+        numbers.append(f"up to {loading:.0f} at once")
+    if nbytes is not None and cell.send_s > 0:
+        numbers.append(f"all together {nbytes / cell.send_s / 1e9:.3g} GB/s on average")
+    link = cell.deployment.get("link_gb_s")
+    numbers.append(_against_link(speed, link))
+    yield case.named(
+        "transfer-bandwidth",
+        taken,
+        numbers,
+        "Check the transport (UCX_TLS, RDMA devices, GPU P2P) with pdbench topo, then pdbench probe-transfer.",
+        "A transfer alone on the idle pair is as slow.",
+    )
+
+
+def copied_in_post(case: Case) -> bool:
+    """The bytes move while they are posted (shared memory, same host): posting takes the whole transfer."""
+    posted, moved = case.split.get("post"), case.split.get("transfer")
+    return posted >= COPIED_IN_POST * (posted + moved) and held(case) is None and fragments_ms(case) is None
+
+
+def _against_link(speed: float | None, link: float | None) -> str:
+    if link is None or speed is None:
+        return "no link_gb_s is declared to compare with"
+    text = f"{100 * speed / link:.2g}% of the declared {link:g} GB/s"
+    return f"{text}: the link itself" if speed >= LINK_SHARE * link else f"{text}: another transport, or a shared link"
+
+
+def transfer_fragmentation(case: Case) -> Iterator[tuple[Cause, Taken | None]]:
+    """Posting takes long because there are many descriptors to post."""
+    fragments = fragments_ms(case)
+    descriptors = case.cell.window.mean_s(case.mover, "nixl_descriptors")
+    posted = case.split.parts.get("post")
+    if fragments is None or descriptors is None or not posted:
+        return
+
+    def of_descriptors(split: Split) -> float | None:
+        whole = post(split)
+        return None if whole is None else whole * min(1.0, fragments / posted)
+
+    taken = case.taken("post", of_descriptors)
+    blocked = case.turns is not None and case.pull and held(case) is not None
+    loop = case.turns.handoffs_s * fragments / 1000 if blocked and case.turns is not None else 0.0
+    if taken is None or not (taken.is_wait() or loop >= LOOP_SHARE):
+        return
+    nbytes = case.cell.window.mean_s(case.mover, "nixl_nbytes")
+    numbers = [
+        f"posting takes {case.of_ttft(posted)}",
+        f"a transfer has {descriptors:,.0f} descriptors, {1000 * posted / descriptors:.1f} us of posting each",
+    ]
+    if nbytes is not None:
+        numbers.append(f"{nbytes / descriptors / 1024:,.0f} KiB a descriptor")
+    if (cost := case.peers.descriptor_cost_us()) is not None:
+        numbers.append(f"over this run's prompt lengths a descriptor costs {cost:.1f} us")
+    if blocked:
+        numbers.append(f"on decode's loop that is {loop:.0%} of its time")
+    yield case.named(
+        "transfer-fragmentation",
+        taken,
+        numbers,
+        "Make transfers of fewer, larger pieces: a larger --block-size, a KV layout with all layers of a block"
+        " together, and less fragmented KV memory.",
+        "After a restart, with KV memory unfragmented, or with larger blocks, descriptors and post time fall together.",
+    )
+
+
+def fragments_ms(case: Case) -> float | None:
+    """What of the post time its descriptors explain; `None` when they don't explain most of it."""
+    descriptors = case.cell.window.mean_s(case.mover, "nixl_descriptors")
+    posted = case.split.parts.get("post")
+    if not descriptors or not posted:
+        return None
+    cost = case.peers.descriptor_cost_us()
+    if cost is None:
+        cost = POST_US if 1000 * posted / descriptors > SLOW_POST_US else 1000 * posted / descriptors
+    explained = min(posted, descriptors * cost / 1000)
+    return explained if explained >= 0.5 * posted else None

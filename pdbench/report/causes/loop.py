@@ -1,0 +1,142 @@
+"""Does each handoff hold decode's loop, so that all running streams stand still meanwhile?
+
+The gaps between tokens say how much of the streams' time is lost beyond quiet turns, and the handoffs in each block of
+time say whether they lose it (`turns`). NIXL's post time says what it is, where posting runs on the loop (pull).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from pdbench.littles_law.slots import implied_stall_s
+from pdbench.report.causes.case import Case, Cause, Part, Taken
+from pdbench.report.grid import through_origin
+from pdbench.report.split import Split
+from pdbench.report.turns import Estimate, Turns, turns_of
+
+LOOP_SHARE = 0.10  # of decode's time that handoffs may hold it: TPOT is then 11 % longer than it need be
+SURE_LOOP_SHARE = 0.05  # the lower end of its interval
+EXPLAINS = 0.5  # of the time lost: what handoffs must account for to be its cause
+MIN_RISE = 0.15  # TPOT above the low-load one before a stall per admission is worth a word
+
+
+def post(split: Split) -> float | None:
+    return split.parts.get("post")
+
+
+def held(case: Case) -> Estimate | None:
+    """Share of decode's time for which handoffs hold its loop, with its interval; `None` when gaps show none.
+
+    From what gaps lost, as far as handoffs explain it: by NIXL's post time in pull, else by the regression.
+    """
+    turns = case.turns
+    if turns is None or case.colocated or turns.lost.value <= 0:
+        return None
+    if posts_on_loop(case):
+        return turns.lost
+    stall = turns.stall_ms
+    if stall is None or stall.low <= 0 or turns.handoffs_s * stall.value / 1000 < EXPLAINS * turns.lost.value:
+        return None
+    return turns.lost
+
+
+def posted_share(case: Case) -> float:
+    """Share of the loop that posting takes where it runs there: handoffs/s x post time."""
+    posted = case.cell.window.mean_s("decode", "nixl_post_s") if case.pull else None
+    return (posted or 0.0) * case.turns.handoffs_s if case.turns is not None else 0.0
+
+
+def posts_on_loop(case: Case) -> bool:
+    """Posting explains what streams lose."""
+    return case.turns is not None and posted_share(case) >= EXPLAINS * case.turns.lost.value > 0
+
+
+def own_stall(turns: Turns) -> Part:
+    """A request's own stall comes before its first token: the first step is longer than a turn by it."""
+
+    def longer(split: Split) -> float | None:
+        step = split.parts.get("first_step")
+        return None if step is None else max(0.0, step - turns.quiet_ms)
+
+    return longer
+
+
+def engine_loop_blocking(case: Case) -> Iterator[tuple[Cause, Taken | None]]:
+    """Handoffs take a tenth of the loop, or posting takes half of a TTFT and holds the loop meanwhile."""
+    loop, turns = held(case), case.turns
+    if loop is None or turns is None:
+        return
+    taken = case.taken("post", post) if posts_on_loop(case) else case.taken("first step", own_stall(turns))
+    much = loop.value >= LOOP_SHARE and loop.low >= SURE_LOOP_SHARE
+    if not much and not (posts_on_loop(case) and taken is not None and taken.is_work()):
+        return
+    numbers = [
+        f"{loop.value:.0%} of decode's time ({loop.low:.0%} to {loop.high:.0%}) is lost in turns that handoffs hold up:"
+        f" TPOT is {turns.mean_ms:.1f} ms, {turns.quiet_ms:.1f} ms in the turns between"
+    ]
+    if posts_on_loop(case):
+        numbers.append(
+            f"posting takes {case.split.get('post'):,.0f} ms a request on the loop,"
+            f" {posted_share(case):.0%} of it at {turns.handoffs_s:.2f} handoffs/s"
+        )
+    elif (stall := turns.stall_ms) is not None:
+        numbers.append(f"a handoff holds it for {stall.value:,.0f} ms ({stall.low:,.0f} to {stall.high:,.0f})")
+        if case.pull and "post" in case.split.parts:
+            numbers.append(f"NIXL's post time is {case.split.get('post'):,.0f} ms: something else holds it")
+    numbers += [text for text in (stall_text(case), across_rates(case)) if text is not None]
+    advice = (
+        "Move posting off decode's loop: push (prefill posts on a thread of its own), or a connector that posts on one"
+    )
+    if not posts_on_loop(case):
+        advice = "Profile decode's step at an admission: allocation, handshakes or layout changes of KV run on its loop"
+    yield case.named(
+        "engine-loop-blocking",
+        taken,
+        numbers,
+        advice + ".",
+        "TPOT at the same batch falls when handoffs stop: stream long answers without new arrivals.",
+    )
+
+
+def stall_text(case: Case) -> str | None:
+    """What a risen TPOT says of each admission on the decode loop: TPOT = TPOT0 + (c-1)s/(N-1)."""
+    cell = case.cell
+    tpot, tokens = cell.answers.mean(cell.answers.tpot_ms), cell.answers.mean(cell.answers.output_tokens)
+    running = cell.window.send_mean(cell.decoder, "running")
+    if tpot is None or tokens is None or running is None:
+        return None
+    for twin in case.peers.twins():
+        other = twin.answers.mean(twin.answers.tpot_ms)
+        stall = None if other is None else implied_stall_s(tpot, other, tokens, running)
+        if stall is not None and other is not None and tpot >= (1 + MIN_RISE) * other:
+            name = twin.cell.get("target")
+            return (
+                f"TPOT is {tpot:.1f} ms against {other:.1f} ms on {name} at the same load, which fits a stall of about"
+                f" {stall * 1000:.0f} ms an admission"
+            )
+    calm = case.peers.calm()
+    tpot0 = None if calm is None else calm.answers.mean(calm.answers.tpot_ms)
+    if tpot0 is None or tpot < (1 + MIN_RISE) * tpot0:
+        return None
+    text = f"TPOT rose from {tpot0:.1f} ms at low load to {tpot:.1f} ms"
+    turns = case.turns
+    if turns is not None and turns.mean_ms - turns.quiet_ms >= EXPLAINS * (tpot - tpot0):
+        stall = implied_stall_s(turns.mean_ms, turns.quiet_ms, tokens, running)
+        beyond, how = f"; beyond the {turns.quiet_ms:.1f} ms of turns without a handoff that fits", "about"
+    else:
+        stall, beyond, how = implied_stall_s(tpot, tpot0, tokens, running), ", which fits", "at most"
+    if stall is None:
+        return None
+    doubt = " (what a larger batch costs included)" if how == "at most" else ""
+    return f"{text}{beyond} a stall of {how} {stall * 1000:.0f} ms an admission{doubt}"
+
+
+def across_rates(case: Case) -> str | None:
+    """The stall that fits all rates of this shape: what turns lost against the handoffs of others in a turn."""
+    seen = [turns_of(cell.answers, 0.0) for cell in case.peers.rates()]
+    known = [turns for turns in seen if turns is not None and turns.streams > 1]
+    handoffs = [t.handoffs_s * t.mean_ms / 1000 * (t.streams - 1) / t.streams for t in known]
+    stall = through_origin(handoffs, [t.mean_ms - t.quiet_ms for t in known])
+    if stall is None or len(known) < 3 or stall.low <= 0:
+        return None
+    return f"over {len(known)} rates: {stall.value:,.0f} ms a handoff ({stall.low:,.0f} to {stall.high:,.0f})"

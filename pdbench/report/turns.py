@@ -1,0 +1,147 @@
+"""How long are the turns of decode's loop, and do handoffs hold it? From the gaps between the tokens that clients saw.
+
+Every running stream gets one token a turn, so a gap is a turn. Most turns hold no handoff: their length at each batch
+size is the median of the gaps seen at it (the quiet turn). What gaps are longer by is time lost. Whether handoffs lose
+it is a regression over blocks of time: mean gap against the handoffs that fell into a turn, beside the batch size. The
+handoffs of one cell come at random, so they and the batch, which changes slowly, can be told apart in one cell.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from pdbench.report.answers import Answers
+from pdbench.report.clustered import student_975
+from pdbench.report.statistics import Floats
+
+MIN_GAPS = 200
+MIN_BLOCKS = 20
+TURNS_IN_BLOCK = 20.0  # a block is at least so many turns ...
+BLOCK_S = 0.5  # ... and so long
+LAGS_IN_BLOCK = 10.0  # ... and so many times the way from a handoff's start to its first token
+OFTEN = 1 / 3  # handoffs a turn from which on most turns may hold one, and the median is no quiet turn any more
+
+
+@dataclass(frozen=True, slots=True)
+class Estimate:
+    """A value with its 95 % interval."""
+
+    value: float
+    low: float
+    high: float
+
+
+@dataclass(frozen=True, slots=True)
+class Turns:
+    """Means over turns as streams see them (by token)."""
+
+    mean_ms: float
+    quiet_ms: float  # at the same batch sizes, without what holds the loop now and then
+    met_ms: float  # length of the turn that a moment at random falls into: long ones are met more often
+    lost: Estimate  # share of the streams' time that is more than quiet turns
+    stall_ms: Estimate | None  # per handoff, by the regression
+    handoffs_s: float  # handoffs a second while streams ran
+    streams: float  # running, mean over the time in which any ran
+    slope_ms: float | None  # by which a quiet turn grows with each further stream; `None` at one batch size
+
+
+def turns_of(answers: Answers, lag_s: float) -> Turns | None:
+    """`lag_s`: from what a handoff does to the loop to its first token. `None` with too few gaps to say anything."""
+    kept = [int(i) for i in np.flatnonzero(answers.ok) if len(answers.gaps[i])]
+    gaps = np.concatenate([answers.gaps[i] for i in kept]) if kept else np.array([])
+    if len(gaps) < MIN_GAPS:
+        return None
+    ends = np.concatenate([answers.sent[i] + answers.offsets[i][1:] for i in kept])
+    order = np.argsort(ends, kind="stable")
+    ends, gaps = ends[order], gaps[order]
+    first, last = np.sort(answers.first[kept]), np.sort(answers.last[kept])
+    batch = np.searchsorted(first, ends, side="left") - np.searchsorted(last, ends, side="left")
+    quiet, slope = _quiet(gaps, np.maximum(batch, 1))
+    busy = _busy_s(first, last)
+    blocks = _Blocks(ends, gaps, quiet, first - lag_s, first, last, lag_s)
+    return Turns(
+        mean_ms=float(gaps.mean()) * 1000,
+        quiet_ms=float(quiet.mean()) * 1000,
+        met_ms=float((gaps**2).sum() / gaps.sum()) * 1000,
+        lost=blocks.lost(),
+        stall_ms=blocks.stall_ms(),
+        handoffs_s=len(kept) / busy,
+        streams=float(gaps.sum()) / busy,
+        slope_ms=None if slope is None else slope * 1000,
+    )
+
+
+def _quiet(gaps: Floats, batch: Floats) -> tuple[Floats, float | None]:
+    """For each gap the median at its batch size, on a straight line through the sizes; and the slope of that line."""
+    sizes, place, counts = np.unique(batch, return_inverse=True, return_counts=True)
+    ordered = np.lexsort((gaps, place))
+    starts = np.concatenate(([0], np.cumsum(counts)[:-1]))
+    medians = gaps[ordered][starts + counts // 2]
+    rise: float | None = None
+    if len(sizes) > 1:
+        slope, level = np.polyfit(sizes, medians, 1, w=np.sqrt(counts))
+        rise = max(0.0, float(slope))
+        medians = np.maximum(level + rise * sizes, medians.min())
+    quiet: Floats = medians[place]
+    return quiet, rise
+
+
+def _busy_s(first: Floats, last: Floats) -> float:
+    """Time in which at least one stream ran; both sorted."""
+    starts = np.concatenate((first, last))
+    change = np.concatenate((np.ones(len(first)), -np.ones(len(last))))
+    order = np.lexsort((-change, starts))
+    running, times = np.cumsum(change[order]), starts[order]
+    return max(float(np.diff(times)[running[:-1] > 0].sum()), 1e-9)
+
+
+class _Blocks:
+    """Sums over blocks of time."""
+
+    def __init__(
+        self, ends: Floats, gaps: Floats, quiet: Floats, handoffs: Floats, first: Floats, last: Floats, lag_s: float
+    ) -> None:
+        length = max(BLOCK_S, TURNS_IN_BLOCK * float(np.median(gaps)), LAGS_IN_BLOCK * lag_s)
+        edges = np.arange(ends[0], ends[-1] + length, length)
+
+        def summed(times: Floats, weights: Floats | None = None) -> Floats:
+            return np.histogram(times, edges, weights=weights)[0].astype(float)
+
+        tokens = summed(ends)
+        some = tokens >= TURNS_IN_BLOCK
+        self.tokens, self.time = tokens[some], summed(ends, gaps)[some]
+        self.quiet = summed(ends, quiet)[some]
+        self.handoffs = summed(handoffs)[some]
+        self.batch = self.time / length
+
+    def lost(self) -> Estimate:
+        """Share of the time beyond quiet turns: a ratio of sums over blocks, with the interval of a ratio."""
+        total, lost = self.time.sum(), self.time - self.quiet
+        share = float(lost.sum() / total) if total > 0 else 0.0
+        n = len(self.time)
+        if n < 2:
+            return Estimate(share, -np.inf, np.inf)
+        error = float(np.sqrt(n / (n - 1) * np.sum((lost - share * self.time) ** 2)) / total)
+        reach = student_975(n - 1) * error
+        return Estimate(share, share - reach, share + reach)
+
+    def stall_ms(self) -> Estimate | None:
+        """Extra length of a turn for each handoff in it, with heteroscedasticity-consistent errors (HC1)."""
+        n = len(self.tokens)
+        if n < MIN_BLOCKS or self.handoffs.sum() < MIN_BLOCKS / 2:
+            return None
+        a_turn = self.handoffs * self.batch / self.tokens
+        design = np.column_stack((np.ones(n), self.batch, a_turn))
+        weight = np.sqrt(self.tokens)[:, None]
+        x, y = design * weight, (self.time / self.tokens) * weight[:, 0]
+        if np.linalg.matrix_rank(x) < 3:
+            return None
+        inverse = np.linalg.inv(x.T @ x)
+        found = inverse @ x.T @ y
+        rest = y - x @ found
+        meat = (x * rest[:, None] ** 2).T @ x * n / (n - 3)
+        error = float(np.sqrt((inverse @ meat @ inverse)[2, 2])) * 1000
+        value, reach = float(found[2]) * 1000, student_975(n - 3) * error
+        return Estimate(value, value - reach, value + reach)

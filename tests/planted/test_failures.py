@@ -1,0 +1,54 @@
+"""Failures that look like success are named, with real engines of the testbed and their counters."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pdbench.report.summary import summarise
+from pdbench.testbed.settings import Settings
+from tests.planted.virtual import Sabotage, sweep
+
+LOAD: dict[str, Any] = {"rates": [4], "prompt_lens": [1024], "output_len": 32, "duration_s": 12.0}
+
+
+def cell(path: Path, settings: Settings, **load: Any) -> dict[str, Any]:
+    found: dict[str, Any] = summarise(sweep(path / "run", {"bed": settings}, **{**LOAD, **load}).run)["cells"][0]
+    return found
+
+
+@pytest.mark.parametrize("mode", ["pull", "push"])
+def test_decode_that_computes_prompts_itself(tmp_path: Path, mode: str) -> None:
+    found = cell(tmp_path, Settings(mode=mode, drop_kv_params=True))
+    first = found["diagnosis"][0]
+    assert found["failed"] == 0 and first["cause"] == "decode-recomputed"
+    assert "kv_transfer_params" in first["advice"]
+
+
+@pytest.mark.parametrize(("mode", "decode_mode"), [("pull", "push"), ("push", "pull")])
+def test_a_pair_that_mixes_push_and_pull(tmp_path: Path, mode: str, decode_mode: str) -> None:
+    """Servers that say how they transfer are refused before; these don't."""
+    found = cell(tmp_path, Settings(mode=mode, decode_mode=decode_mode, dev_mode=False))
+    assert found["completed"] == 0 and [c["cause"] for c in found["diagnosis"]] == ["mixed-modes"]
+    assert "not one that worked" in found["diagnosis"][0]["evidence"]
+
+
+def test_a_decode_server_that_dies_behind_the_proxy(tmp_path: Path) -> None:
+    gone = Sabotage(dies="decode-0", dies_s=6.0)
+    found = cell(tmp_path, Settings(), sabotage=gone)
+    assert found["diagnosis"][0]["cause"] == "decode-down" and "broke off" in found["diagnosis"][0]["evidence"]
+
+
+def test_kv_that_was_given_away_before_it_was_read(tmp_path: Path) -> None:
+    """In push nothing renews a lease: with too few slots decode registers after it has ended."""
+    settings = Settings(mode="push", max_num_seqs=1, lease_s=0.5)
+    found = cell(tmp_path, settings, output_len=64, duration_s=6.0, timeout_s=20.0)
+    assert "kv-expired" in [c["cause"] for c in found["diagnosis"]]
+    assert any(v["code"] == "kv-expired" and v["severity"] == "void" for v in found["validity"])
+
+
+@pytest.mark.parametrize("mode", ["pull", "push"])
+def test_a_healthy_pair_has_no_failure(tmp_path: Path, mode: str) -> None:
+    assert cell(tmp_path, Settings(mode=mode))["diagnosis"] == []
