@@ -35,9 +35,12 @@ def cell_verdict(cell: Mapping[str, Any]) -> str:
         return f"{name}: no request was answered ({failed:,} failed, {rejected:,} rejected)."
     if voids:
         voids.sort(key=lambda v: GRAVE.index(v["code"]) if v["code"] in GRAVE else len(GRAVE))
+        if _short_of_slots(cell):  # more than was there was asked for, whatever the client's own health
+            voids.sort(key=lambda v: v["code"] != "not-steady-state")
         codes = {v["code"] for v in voids}
         if voids[0]["code"] == "not-steady-state":
-            return f"{name}: {_not_steady(cell, voids[0])}"
+            also = ", also ".join(["", *sorted(codes - {"not-steady-state"})])
+            return f"{name}: {_not_steady(cell, voids[0], also)}"
         named = ", also ".join([voids[0]["code"], *sorted(codes - {voids[0]["code"]})])
         return f"{name}: void ({named}): {_two_sentences(voids[0]['evidence'])}"
     return f"{name}: {_good(cell)}"
@@ -49,12 +52,18 @@ def _two_sentences(text: str) -> str:
     return f"{found}. {_first_sentence(rest)}" if rest else text
 
 
-def _not_steady(cell: Mapping[str, Any], finding: Mapping[str, Any]) -> str:
+def _short_of_slots(cell: Mapping[str, Any]) -> bool:
+    slots = cell.get("slots") or {}
+    needed, available = slots.get("needed"), slots.get("available")
+    return needed is not None and available is not None and needed > available
+
+
+def _not_steady(cell: Mapping[str, Any], finding: Mapping[str, Any], also: str = "") -> str:
     growth = cell.get("ttft_growth_ms_per_request")
     if growth is None:
-        return f"not steady state: {_two_sentences(finding['evidence'])}"
+        return f"not steady state{also}: {_two_sentences(finding['evidence'])}"
     cause = next(iter(cell["diagnosis"]), None)
-    text = "not steady state"
+    text = f"not steady state{also}"
     if cause is not None:
         slots = cell.get("slots", {})
         demand = slots.get("needed", 0.0) + slots.get("prefill_held", 0.0)
@@ -74,7 +83,7 @@ def _short_of(slots: Mapping[str, Any]) -> str:
 
 def _good(cell: Mapping[str, Any]) -> str:
     mean = cell.get("mean_ttft_ms")
-    text = "" if mean is None else f"mean TTFT {mean:,.0f} ms"
+    text = "no TTFT" if mean is None else f"mean TTFT {mean:,.0f} ms"
     if (tpot := cell.get("mean_tpot_ms")) is not None:
         text += f", TPOT {tenths(tpot)} ms"
     slots = cell.get("slots", {})

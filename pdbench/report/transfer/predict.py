@@ -9,6 +9,7 @@ from pdbench.report.transfer.fit import Fit, Shape, fit
 
 Key = tuple[str, str, str]  # operation, backend, memory
 
+WITHHELD = 0.5  # a fit that misses one of its own shapes by more predicts nothing
 _BEYOND = 1.5  # times the largest shape that was measured: from there a prediction is called extrapolated
 
 
@@ -53,6 +54,8 @@ def predictions(
     for prompt in prompts:
         nbytes, ways = prompt["nbytes"], []
         for key, (found, largest) in made.items():
+            if found.worst > WITHHELD:
+                continue
             for ids, descriptors in (("scattered", prompt["descriptors"]), ("contiguous", prompt["regions"])):
                 value, low, high = (seconds * 1000 for seconds in found.predict(nbytes, descriptors))
                 ways.append(

@@ -7,6 +7,7 @@ from typing import Any
 
 from pdbench.littles_law.plan_charts import Line, LineChart
 from pdbench.littles_law.plan_text import Plan, Table, ms, number, percent, size
+from pdbench.report.transfer.predict import WITHHELD
 
 Result = Mapping[str, Any]
 VERBS = {"READ": "pull", "WRITE": "push"}
@@ -104,7 +105,8 @@ def _rough(fits: Sequence[Mapping[str, Any]]) -> list[str]:
     worst = max(float(each["worst_miss"]) for each in fits)
     if worst < ROUGH:
         return []
-    return [f"The fit misses a shape by {percent(worst)}: t is no straight line here, so predictions are rough."]
+    said = "so predictions are rough" if worst <= WITHHELD else "so nothing is predicted from it"
+    return [f"The fit misses a shape by {percent(worst)}: t is no straight line here, {said}."]
 
 
 def _polls(results: Sequence[Result]) -> Table:
@@ -140,6 +142,8 @@ def _predictions(rows: Sequence[Mapping[str, Any]]) -> list[Table]:
     for block in dict.fromkeys(row["block_tokens"] for row in rows):
         mine = [row for row in rows if row["block_tokens"] == block]
         ways = [way for way in mine[0]["ways"]]
+        if not ways:
+            continue
         several = len({(way["backend"], way["memory"]) for way in ways}) > 1
         heads = ["prompt", "a rank", "blocks"]
         heads += [_way(way, several) for way in ways]
@@ -184,6 +188,8 @@ def _charts(summary: Mapping[str, Any]) -> list[LineChart]:
     rows = summary["predictions"]
     for block in dict.fromkeys(row["block_tokens"] for row in rows):
         mine = [row for row in rows if row["block_tokens"] == block]
+        if not mine[0]["ways"]:
+            continue
         lines = []
         for place, way in enumerate(mine[0]["ways"]):
             points = tuple((float(row["tokens"]), max(1e-3, float(row["ways"][place]["ms"]))) for row in mine)
