@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-import signal
 import subprocess
-import sys
 import time
 
 import numpy as np
@@ -28,20 +26,20 @@ async def block_the_loop(recorder, stop, rows):
 
 
 async def stop_the_process(recorder, stop, rows):
-    """SIGSTOP for 0.6 s, by a process beside this one."""
-    await asyncio.sleep(0.2)
-    code = f"import os, time; os.kill({os.getpid()}, {signal.SIGSTOP:d}); time.sleep(0.6)"
-    code += f"; os.kill({os.getpid()}, {signal.SIGCONT:d})"
-    beside = await asyncio.to_thread(subprocess.Popen, [sys.executable, "-c", code])
+    """SIGSTOP for 0.6 s while it sends, by a process beside this one."""
+    while not rows:
+        await asyncio.sleep(0.01)
+    pid = os.getpid()
+    beside = subprocess.Popen(["sh", "-c", f"kill -STOP {pid}; sleep 0.6; kill -CONT {pid}"])
     await asyncio.to_thread(beside.wait)
 
 
 @pytest.mark.parametrize("fault", [let_be, block_the_loop, stop_the_process])
 def test_a_client_that_is_held_up_is_the_cause_and_its_stamps_are_right(ground_truth, tmp_path, fault):
     server = ground_truth("--ttft", "200", "--itl", "20")
-    plan = plan_for(open_cell(rate=40, output_len=10), num_prompts=60, arrivals="constant")
+    plan = plan_for(open_cell(rate=40, output_len=10), num_prompts=80, arrivals="constant")
     outcome = measure(tmp_path, server.deployment(), plan, meddle=fault)
-    assert outcome.statuses == ["ok"] * 60
+    assert outcome.statuses == ["ok"] * 80
     outcome.run.document |= {"cell_runs": [outcome.entry], "deployments": []}
     (cell,) = summarise(outcome.run)["cells"]
     void = [flag for flag in cell["validity"] if (flag["code"], flag["severity"]) == ("client-saturated", "void")]
