@@ -1,0 +1,5 @@
+"""Testbeds, as the tests of the command line start them."""
+
+from tests.cli.conftest import testbed
+
+__all__ = ["testbed"]
