@@ -90,12 +90,12 @@ def answered(server: Server, arrivals: np.ndarray, speed: float, noise: Noise, r
         last[i] = at + server.tokens * step + (batch - 1) * server.post_s * speed
         last[i] += 1.0 if at <= slow_at < last[i] else 0.0
         heapq.heappush(running, last[i])
-    full, none = np.full(n, float(server.tokens)), tuple(np.array([]) for _ in range(n))
-    return Answers(
-        status=np.full(n, "ok"), intended=arrivals, sent=arrivals, first=first, last=last, done=last, prompt_len=full,
-        output_len=full, prompt_tokens=full, output_tokens=full, cached_tokens=full, chunks=full, gaps=none,
-        offsets=none,
-    )  # fmt: skip
+    nothing = tuple(np.array([]) for _ in range(n))
+    known = dict.fromkeys(Answers.__slots__, np.full(n, np.nan))
+    lengths = ("prompt_len", "output_len", "prompt_tokens", "output_tokens", "chunks")
+    known |= dict.fromkeys(lengths, np.full(n, float(server.tokens)))
+    known |= {"status": np.full(n, "ok"), "request_class": np.full(n, "default"), "gaps": nothing, "offsets": nothing}
+    return Answers(**known | {"intended": arrivals, "sent": arrivals, "first": first, "last": last, "done": last})
 
 
 def repeat_of(answers: Answers, rate: float, number: int, post_ms: float) -> dict[str, object]:
