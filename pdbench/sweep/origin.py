@@ -39,5 +39,5 @@ def driver(file: Path = NVIDIA_DRIVER) -> str | None:
         text = file.read_text(errors="replace")
     except OSError:
         return None
-    version = re.search(r"Kernel Module\D*?\s(\d+(?:\.\d+)+)", text)
+    version = re.search(r"Kernel Module.*?\s(\d+(?:\.\d+)+)", text)
     return version[1] if version else None
