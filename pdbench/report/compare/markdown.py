@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 
 from pdbench.report import wording
 from pdbench.report.compare import said
 from pdbench.report.compare.comparison import CellChange, Comparison
 from pdbench.report.compare.gate import VALIDITY, Change
-from pdbench.report.wording import clean, number
+from pdbench.report.markdown import COMMENT_LIMIT, folded, plain, table
+from pdbench.report.wording import number
 
 HEADS = {
     "failed": "gate failed",
@@ -19,18 +19,11 @@ HEADS = {
     "meaningless": "nothing to compare",
 }
 MARKS = {"failed": "**FAIL**", "passed": "ok", "undecided": "?"}
-COMMENT_LIMIT = 60_000  # characters; a comment on GitHub holds 65,536
-_MARKUP = re.compile(r"://|[&<>|@`*_\[\]~#!\\]")
 
 
 def render_markdown(comparisons: Sequence[Comparison]) -> str:
     """The comment; every foreign string is text in it, not markup, mention or link."""
     return "\n".join(_comment(comparison) for comparison in comparisons)
-
-
-def plain(text: object) -> str:
-    """Foreign text whose characters mean nothing to Markdown."""
-    return _MARKUP.sub(lambda found: f"&#{ord(found[0][0])};{found[0][1:]}", clean(text, 400))
 
 
 def _comment(comparison: Comparison) -> str:
@@ -41,8 +34,8 @@ def _comment(comparison: Comparison) -> str:
     telling = [(cell, change) for cell, change in comparison.gates if _tells(change)]
     rest = [pair for pair in comparison.gates if pair not in telling]
     lines += _table(comparison, telling)
-    lines += _folded(f"{wording.counted(len(rest), 'gate')} without evidence of a change", _table(comparison, rest))
-    lines += _folded("What explains it", _parts(comparison))
+    lines += folded(f"{wording.counted(len(rest), 'gate')} without evidence of a change", _table(comparison, rest))
+    lines += folded("What explains it", _parts(comparison))
     remarks = [f"- {plain(remark)}" for remark in said.remarks(comparison)]
     remarks += [f"- not the same: {plain(f'{fact.name}: {fact.base} -> {fact.new}')}" for fact in comparison.differs]
     lines += [*remarks, ""] if remarks else []
@@ -63,25 +56,18 @@ def _table(comparison: Comparison, gates: Sequence[tuple[CellChange, Change]]) -
     if not gates:
         return []
     roles = (plain(comparison.base.role), plain(comparison.new.role))
-    level = f"{1 - comparison.rules.alpha:.0%}"
-    lines = [f"| gate | cell | metric | {roles[0]} | {roles[1]} | change | {level} interval | evidence |"]
-    lines.append("|---|---|---|--:|--:|--:|---|---|")
-    for cell, change in gates:
-        values = [_value(change, change.base), _value(change, change.new), said.signed(change.change)]
-        doubt = said.span(change) or plain(change.note)
-        evidence = f"**{change.evidence}**" if _tells(change) else change.evidence
-        if change.gate == "undecided":
-            evidence += f", {said.why_undecided(change)}"
-        row = [
-            MARKS[change.gate or ""],
-            plain(cell.cell.name),
-            said.metric_name(change.metric),
-            *values,
-            doubt,
-            evidence,
-        ]
-        lines.append(f"| {' | '.join(row)} |")
-    return [*lines, ""]
+    heads = ["gate", "cell", "metric", *roles, "change", f"{said.level(comparison)} interval", "evidence"]
+    return table(heads, [_row(cell, change) for cell, change in gates], numbers_from=len(heads))
+
+
+def _row(cell: CellChange, change: Change) -> list[str]:
+    values = [_value(change, change.base), _value(change, change.new), said.signed(change.change)]
+    evidence = f"**{change.evidence}**" if _tells(change) else change.evidence
+    if change.gate == "undecided":
+        evidence += f", {plain(said.why_undecided(change))}"
+    name = plain(said.metric_name(change.metric))
+    doubt = said.span(change) or plain(change.note)
+    return [MARKS[change.gate or ""], plain(cell.cell.name), name, *values, doubt, evidence]
 
 
 def _value(change: Change, value: float | None) -> str:
@@ -102,7 +88,3 @@ def _parts(comparison: Comparison) -> list[str]:
             told = "; ".join(filter(None, [f"mean TTFT {total} ms: {parts}" if parts else "", *cell.causes]))
             lines.append(f"- {plain(cell.cell.name)}: {plain(told)}")
     return lines
-
-
-def _folded(title: str, lines: Sequence[str]) -> list[str]:
-    return [f"<details><summary>{title}</summary>", "", *lines, "", "</details>", ""] if lines else []

@@ -224,6 +224,11 @@ def remarks(comparison: Comparison) -> Iterator[str]:
     yield from comparison.not_compared
 
 
+def level(comparison: Comparison) -> str:
+    """Of the intervals: 95 %, more where several comparisons share the chance of a false alarm."""
+    return f"{(1 - comparison.rules.alpha) * 100:.3g}%"
+
+
 def method(comparison: Comparison) -> str:
     """How it was decided, in one sentence."""
     pairs = [change.pairs for _, change in comparison.gates if change.low is not None]
@@ -232,6 +237,5 @@ def method(comparison: Comparison) -> str:
     family = wording.counted(sum(change.low is not None for _, change in comparison.gates), "change")
     test = "exact sign flips, largest change of all" if min(pairs) >= PAIRS_FOR_PERMUTATION else "paired t, Bonferroni"
     count = f"{min(pairs)}" if min(pairs) == max(pairs) else f"{min(pairs)} to {max(pairs)}"
-    level = f"{1 - comparison.rules.alpha:.0%}"
     effect = f"{comparison.rules.effect:.0%}"
-    return f"{level} interval for all {family} together, from {count} paired repeats ({test}); gate at {effect}"
+    return f"{level(comparison)} interval for all {family} together, from {count} paired repeats ({test}); gate at {effect}"

@@ -136,7 +136,7 @@ def _figures(comparison: Comparison, of: Any) -> list[Column]:
         Column(("", clean(comparison.base.role, 10)), (of(_value("base")),)),
         Column(("", clean(comparison.new.role, 10)), (of(_value("new")),)),
         Column(("", "change"), (of(lambda change: said.signed(change.change)),)),
-        Column(("95% interval", "of the change"), (of(said.span),), 1),
+        Column((f"{said.level(comparison)} interval", "of the change"), (of(said.span),), 1),
         Column(("", "evidence"), (of(lambda change: change.evidence),), 2, left=True),
         Column(("needs", "more"), (of(_needs),), 3),
     ]
