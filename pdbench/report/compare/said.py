@@ -15,7 +15,8 @@ from pdbench.report.compare.comparison import (
 )
 from pdbench.report.compare.evidence import PAIRS_FOR_PERMUTATION, PAIRS_FOR_T
 from pdbench.report.compare.explain import leading_parts, measured_apart
-from pdbench.report.compare.gate import VALIDITY, Change, higher_is_better
+from pdbench.report.compare.gate import SERVERS_FAULT, VALIDITY, Change, higher_is_better
+from pdbench.report.compare.pairs import PairedCell
 from pdbench.report.wording import clean, number, part_name
 
 _STATISTICS = {"mean": "mean ", "median": "median ", "p50": "p50 ", "p90": "p90 ", "p99": "p99 "}
@@ -220,8 +221,14 @@ def remarks(comparison: Comparison) -> Iterator[str]:
         yield (
             f"{cell.name}: {len(cell.pairs)} of {cell.planned} pairs are valid "
             f"({cell.void_base} void in {comparison.base.role}, {cell.void_new} in {comparison.new.role})"
+            f"{'; the worst are left out, so that a change for the worse looks smaller' if _spared(cell) else ''}"
         )
     yield from comparison.not_compared
+
+
+def _spared(cell: PairedCell) -> bool:
+    """Whether new has more void repeats by what its servers did: what is left of it is the better part."""
+    return cell.void_new > cell.void_base and bool(SERVERS_FAULT & set(cell.codes[1]))
 
 
 def level(comparison: Comparison) -> str:
@@ -238,4 +245,5 @@ def method(comparison: Comparison) -> str:
     test = "exact sign flips, largest change of all" if min(pairs) >= PAIRS_FOR_PERMUTATION else "paired t, Bonferroni"
     count = f"{min(pairs)}" if min(pairs) == max(pairs) else f"{min(pairs)} to {max(pairs)}"
     effect = f"{comparison.rules.effect:.0%}"
-    return f"{level(comparison)} interval for all {family} together, from {count} paired repeats ({test}); gate at {effect}"
+    told = f"{level(comparison)} interval for all {family} together, from {count} paired repeats ({test})"
+    return f"{told}; gate at {effect}"
