@@ -21,6 +21,7 @@ from pathlib import Path
 import numpy as np
 
 from pdbench.report.answers import Answers, Load, rates
+from pdbench.report.events import of_offsets
 from pdbench.report.compare.comparison import CellChange, status_of
 from pdbench.report.compare.gate import Rules, changes, validity_change
 from pdbench.report.compare.pairs import PairedCell, paired_cells
@@ -90,11 +91,10 @@ def answered(server: Server, arrivals: np.ndarray, speed: float, noise: Noise, r
         last[i] = at + server.tokens * step + (batch - 1) * server.post_s * speed
         last[i] += 1.0 if at <= slow_at < last[i] else 0.0
         heapq.heappush(running, last[i])
-    nothing = tuple(np.array([]) for _ in range(n))
     known = dict.fromkeys(Answers.__slots__, np.full(n, np.nan))
     lengths = ("prompt_len", "output_len", "prompt_tokens", "output_tokens", "chunks")
     known |= dict.fromkeys(lengths, np.full(n, float(server.tokens)))
-    known |= {"status": np.full(n, "ok"), "request_class": np.full(n, "default"), "gaps": nothing, "offsets": nothing}
+    known |= {"status": np.full(n, "ok"), "request_class": np.full(n, "default"), "events": of_offsets([""] * n, {})}
     return Answers(**known | {"intended": arrivals, "sent": arrivals, "first": first, "last": last, "done": last})
 
 

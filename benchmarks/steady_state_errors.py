@@ -13,6 +13,7 @@ import sys
 import numpy as np
 
 from pdbench.report.answers import Answers
+from pdbench.report.events import of_offsets
 from pdbench.report.steady_state import judge
 
 BASE_S = 0.15
@@ -66,10 +67,9 @@ def batch(rng, load, n, tokens=128, step_s=0.007, per_stream_s=0.0005, base_s=BA
 def answers(sent, first, last, tokens=None):
     n = len(sent)
     full = np.full(n, 128.0) if tokens is None else tokens
-    nothing = tuple(np.array([]) for _ in range(n))
     known = dict.fromkeys(Answers.__slots__, np.full(n, np.nan))
     known |= dict.fromkeys(("prompt_len", "output_len", "prompt_tokens", "output_tokens", "chunks"), full)
-    known |= {"status": np.full(n, "ok"), "request_class": np.full(n, "default"), "gaps": nothing, "offsets": nothing}
+    known |= {"status": np.full(n, "ok"), "request_class": np.full(n, "default"), "events": of_offsets([""] * n, {})}
     return Answers(**known | {"intended": sent, "sent": sent, "first": first, "last": last, "done": last})
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -96,6 +96,13 @@ def _schemas() -> dict[str, pyarrow.Schema]:
     labels = ("target", "server", "role", "engine", "metric", "canonical", "kind", "labels")
     metrics = pa.schema([("t", pa.float64()), *((name, text) for name in labels), ("value", pa.float64())])
     return {"requests": requests, "chunks": chunks, "metrics": metrics}
+
+
+def _schema(table: str, columns: Sequence[str] | None) -> pyarrow.Schema:
+    import pyarrow as pa
+
+    whole = _schemas()[table]
+    return whole if columns is None else pa.schema([whole.field(name) for name in columns])
 
 
 @contextmanager
@@ -203,7 +210,7 @@ class Run:
     def finish(self) -> None:
         """Join everything into the three tables of the contract; parts and JSON lines go when that is safe."""
         for table in TABLES:
-            self._write(self.path / f"{table}.parquet", table, self._pieces(table))
+            self._write(self.path / f"{table}.parquet", table, self.pieces(table))
         for folder in ("parts", "live"):
             for file in (self.path / folder).glob("*"):
                 file.unlink()
@@ -265,27 +272,32 @@ class Run:
         with storing(path):
             tables.write(path, _schemas()[table], pieces)
 
-    def table(self, name: str) -> pandas.DataFrame:
-        """One of the three tables as a frame, from whatever the directory holds: whole, parts and JSON lines."""
+    def table(self, name: str, columns: Sequence[str] | None = None) -> pandas.DataFrame:
+        """One of the three tables as a frame, or some columns of it, from whatever the directory holds."""
         import pyarrow as pa
 
-        pieces = [_schemas()[name].empty_table(), *self._pieces(name)]
-        frame: pandas.DataFrame = pa.concat_tables(pieces).to_pandas()
+        whole = pa.concat_tables([_schema(name, columns).empty_table(), *self.pieces(name, columns)])
+        # Column by column, each freed when it has been taken over.
+        frame: pandas.DataFrame = whole.to_pandas(split_blocks=True, self_destruct=True)
+        del whole
+        pa.default_memory_pool().release_unused()
         return frame
 
-    def _pieces(self, table: str) -> Iterator[pyarrow.Table]:
-        """A table as far as the directory holds it."""
+    def pieces(self, table: str, columns: Sequence[str] | None = None) -> Iterator[pyarrow.Table]:
+        """A table as far as the directory holds it, in pieces: whole, parts and JSON lines."""
+        schema = _schema(table, columns)
         whole = self.path / f"{table}.parquet"
         if whole.exists():
-            yield from tables.from_parquet(whole, _schemas()[table])
+            yield from tables.from_parquet(whole, schema)
             return
         parts = sorted((self.path / "parts").glob(f"{table}-*.parquet"))
         for part in parts:
-            yield from tables.from_parquet(part, _schemas()[table])
+            yield from tables.from_parquet(part, schema)
         sealed = {part.stem for part in parts}
         for file in sorted((self.path / "live").glob(f"{table}-*.jsonl")):
             if file.stem.partition("-w")[0] not in sealed:  # a crash between sealing a cell and removing its lines
-                yield from _from_lines(table, file)
+                for piece in _from_lines(table, file):
+                    yield piece.select(schema.names)
 
 
 def _boot_id() -> str | None:

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     import pyarrow
 
 BATCH_NBYTES = 8 << 20  # of JSON lines that become one piece, which is a row group of the Parquet file
+BATCH_ROWS = 8192  # of a Parquet file that are read at a time
 WRITER_PATIENCE_S = 10.0
 
 Records = list[dict[str, Any]]
@@ -44,14 +45,15 @@ def from_lines(
 
 
 def from_parquet(path: Path, schema: pyarrow.Schema) -> Iterator[pyarrow.Table]:
-    """The pieces of a Parquet file. Older files may lack a column, newer ones of the same schema may have more."""
+    """The pieces of a Parquet file, these columns of it. Older files may lack one."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
     try:
         with pq.ParquetFile(path) as file:
-            for group in range(file.num_row_groups):
-                read = file.read_row_group(group)
+            known = [name for name in schema.names if name in file.schema_arrow.names]
+            for batch in file.iter_batches(BATCH_ROWS, columns=known):
+                read = pa.Table.from_batches([batch])
                 for name in schema.names:
                     if name not in read.column_names:
                         read = read.append_column(name, pa.nulls(len(read), schema.field(name).type))

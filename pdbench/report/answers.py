@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from pdbench.report.clustered import Labels, clustered_interval, time_blocks
+from pdbench.report.clustered import gap_sizes
+from pdbench.report.events import Events, Gaps, Ints, joined, of_offsets
 from pdbench.report.statistics import Floats, needed_for, percentile, quantile_interval
 
 if TYPE_CHECKING:
@@ -59,8 +60,7 @@ class Answers:
     decode_sent: Floats
     told_prefill: Floats  # s, as Dynamo tells: prefill's queue and compute
     told_transfer: Floats  # s, as Dynamo estimates it: up to decode's first token
-    gaps: tuple[Floats, ...]  # s between token-carrying events, per request
-    offsets: tuple[Floats, ...]  # s from sent, per request
+    events: Events  # that carried output
     connected: Floats  # NaN also where a connection was used again
 
     def __len__(self) -> int:
@@ -69,9 +69,8 @@ class Answers:
     def chosen(self, which: NDArray[np.bool_]) -> Answers:
         """Some of the requests, in the same order."""
         places = np.flatnonzero(which)
-        arrays = {name: getattr(self, name)[places] for name in _ARRAYS}
-        gaps, offsets = (tuple(each[i] for i in places) for each in (self.gaps, self.offsets))
-        return Answers(**arrays, gaps=gaps, offsets=offsets)
+        arrays = {name: _some(getattr(self, name), places) for name in _ARRAYS}
+        return Answers(**arrays, events=self.events.chosen(places))
 
     @property
     def ok(self) -> NDArray[np.bool_]:
@@ -109,22 +108,11 @@ class Answers:
         finite: Floats = late[np.isfinite(late)]
         return finite
 
-    def itl_ms(self) -> Floats:
-        """All gaps of the answered requests; timed-out ones keep theirs as seen."""
-        found = [self.gaps[i] for i in self._with_gaps()]
-        return np.concatenate(found) * 1000 if found else np.array([])
-
-    def itl_clusters(self) -> list[Labels]:
-        """Ways to cluster the gaps of `itl_ms`: by request, and by time in blocks of a mean answer and longer."""
-        kept = self._with_gaps()
-        if not kept:
-            return []
-        ends = np.concatenate([self.sent[i] + self.offsets[i][1:] for i in kept])
-        owner = np.repeat(np.array(kept, dtype=np.int64), [len(self.gaps[i]) for i in kept])
-        return [owner, *time_blocks(ends, self.mean(self.last - self.sent) or 0.0)]
-
-    def _with_gaps(self) -> list[int]:
-        return [int(i) for i in np.flatnonzero(self.ok | self.timed_out) if len(self.gaps[i])]
+    @property
+    def with_gaps(self) -> Ints:
+        """Whose gaps count: the answered requests; timed-out ones keep theirs as seen."""
+        found: Ints = np.flatnonzero((self.ok | self.timed_out) & (self.events.count > 0))
+        return found
 
     def mean(self, values: Floats) -> float | None:
         """Mean over the answered requests that have the value."""
@@ -132,49 +120,56 @@ class Answers:
         return float(kept.mean()) if len(kept) else None
 
 
-_ARRAYS = tuple(name for name in Answers.__slots__ if name not in ("gaps", "offsets"))
+_ARRAYS = tuple(name for name in Answers.__slots__ if name != "events")
 
 
 def read_answers(requests: pandas.DataFrame, chunks: Mapping[str, Floats]) -> Answers:
     """The requests of one cell and repeat. `chunks` maps a request id to the arrival offsets of its output."""
-    rows = requests.sort_values(["intended_s", "index"], kind="stable")
-    offsets = tuple(np.asarray(chunks.get(name, ()), dtype=float) for name in rows["request_id"])
+    return answers_of(requests, of_offsets(requests["request_id"].tolist(), chunks))
+
+
+_COLUMN_OF = {
+    "intended": "intended_s",
+    "sent": "sent_s",
+    "first": "first_token_s",
+    "last": "last_token_s",
+    "done": "done_s",
+    "second": "second_token_s",
+    "connected": "connected_s",
+    **{name: f"{name}_s" for name in ("render_done", "derender_sent", "derender_done")},
+    **{name: f"{name}_s" for name in ("prefill_sent", "prefill_done", "decode_sent", "told_prefill", "told_transfer")},
+    **{name: name for name in ("prompt_len", "output_len", "shared_len", "session", "turn", "chunks")},
+    **{name: name for name in ("prompt_tokens", "output_tokens", "cached_tokens", "reasoning_tokens")},
+}
+COLUMNS = ("cell", "repeat", "request_id", "index", "status", "class", *_COLUMN_OF.values())  # of requests.parquet
+
+
+def _unknown(n: int) -> Floats:
+    """A column of which nothing is known. It takes no memory."""
+    return np.broadcast_to(np.nan, n)
+
+
+def _some(column: NDArray[Any], places: Ints) -> NDArray[Any]:
+    return _unknown(len(places)) if column.strides == (0,) else column[places]
+
+
+def answers_of(requests: pandas.DataFrame, events: Events) -> Answers:
+    """The requests of one cell and repeat, with their events in the order of the rows."""
+    index, intended = (requests[name].to_numpy(dtype=float, na_value=np.nan) for name in ("index", "intended_s"))
+    order = np.lexsort((index, intended))
 
     def column(name: str) -> Floats:
-        if name not in rows:
-            return np.full(len(rows), np.nan)
-        return rows[name].to_numpy(dtype=float, na_value=np.nan)
+        values = requests.get(name)
+        if values is None or values.isna().all():
+            return _unknown(len(requests))
+        known: Floats = values.to_numpy(dtype=float, na_value=np.nan)[order]
+        return known
 
     return Answers(
-        status=rows["status"].to_numpy(dtype=str),
-        intended=column("intended_s"),
-        sent=column("sent_s"),
-        first=column("first_token_s"),
-        last=column("last_token_s"),
-        done=column("done_s"),
-        prompt_len=column("prompt_len"),
-        output_len=column("output_len"),
-        prompt_tokens=column("prompt_tokens"),
-        output_tokens=column("output_tokens"),
-        cached_tokens=column("cached_tokens"),
-        chunks=column("chunks"),
-        request_class=rows["class"].to_numpy(dtype=str),
-        session=column("session"),
-        turn=column("turn"),
-        reasoning_tokens=column("reasoning_tokens"),
-        shared_len=column("shared_len"),
-        second=column("second_token_s"),
-        render_done=column("render_done_s"),
-        derender_sent=column("derender_sent_s"),
-        derender_done=column("derender_done_s"),
-        prefill_sent=column("prefill_sent_s"),
-        prefill_done=column("prefill_done_s"),
-        decode_sent=column("decode_sent_s"),
-        told_prefill=column("told_prefill_s"),
-        told_transfer=column("told_transfer_s"),
-        gaps=tuple(np.diff(each) for each in offsets),
-        offsets=offsets,
-        connected=column("connected_s"),
+        status=requests["status"].to_numpy(dtype=str)[order],
+        request_class=requests["class"].to_numpy(dtype=str)[order],
+        events=events.chosen(order),
+        **{field: column(name) for field, name in _COLUMN_OF.items()},
     )
 
 
@@ -182,20 +177,8 @@ def pooled(parts: Sequence[Answers]) -> Answers:
     """The requests of several repeats as one population."""
     if len(parts) == 1:
         return parts[0]
-    joined: dict[str, Any] = {n: np.concatenate([getattr(p, n) for p in parts]) for n in _ARRAYS}
-    return Answers(
-        **joined,
-        gaps=tuple(g for part in parts for g in part.gaps),
-        offsets=tuple(o for part in parts for o in part.offsets),
-    )
-
-
-def chosen(answers: Answers, kept: NDArray[np.bool_]) -> Answers:
-    """Some of the requests."""
-    names = [n for n in Answers.__slots__ if n not in ("gaps", "offsets")]
-    some: dict[str, Any] = {n: getattr(answers, n)[kept] for n in names}
-    at = np.flatnonzero(kept)
-    return Answers(**some, gaps=tuple(answers.gaps[i] for i in at), offsets=tuple(answers.offsets[i] for i in at))
+    arrays: dict[str, Any] = {n: np.concatenate([getattr(p, n) for p in parts]) for n in _ARRAYS}
+    return Answers(**arrays, events=joined([part.events for part in parts]))
 
 
 @dataclass(frozen=True, slots=True)
@@ -270,7 +253,7 @@ def good(answers: Answers, limits_ms: Mapping[str, float]) -> NDArray[np.bool_]:
     values = {"ttft": answers.ttft_ms, "tpot": answers.tpot_ms, "e2el": answers.e2el_ms}
     values["e2e"] = values["e2el"]
     if "itl" in limits_ms:
-        values["itl"] = np.array([g.mean() * 1000 if len(g) else np.nan for g in answers.gaps])
+        values["itl"] = answers.events.mean_gap_ms()
     met = answers.ok.copy()
     for name, limit in limits_ms.items():
         value = values[name]
@@ -280,8 +263,6 @@ def good(answers: Answers, limits_ms: Mapping[str, float]) -> NDArray[np.bool_]:
 
 def _population(answers: Answers, name: str) -> Floats:
     """Values for percentiles, censored ones as infinity."""
-    if name == "itl":
-        return answers.itl_ms()
     value = {"ttft": answers.ttft_ms, "tpot": answers.tpot_ms, "e2el": answers.e2el_ms}[name]
     done = value[answers.ok & np.isfinite(value)]
     late = value[answers.timed_out] if name == "ttft" else np.full(answers.count("timeout"), np.inf)
@@ -294,43 +275,68 @@ def latencies(answers: Answers) -> dict[str, Any]:
     """mean, median, std, p50, p90, p99 of TTFT, TPOT, ITL and E2EL in ms, with intervals and what is still needed."""
     found: dict[str, Any] = {}
     needs: dict[str, int] = {}
-    for name in ("ttft", "tpot", "itl", "e2el"):
-        values = _population(answers, name)
-        measured = values[np.isfinite(values)] if name == "itl" else _measured(answers, name)
+    for name in ("ttft", "tpot", "e2el"):
+        measured = _measured(answers, name)
         if len(measured) == 0:
             continue
         found[f"mean_{name}_ms"] = float(measured.mean())
         found[f"std_{name}_ms"] = float(measured.std())
-        if name == "itl":
-            found["max_itl_ms"] = float(measured.max())  # a stall of seconds is beyond every percentile
-        if (median := percentile(values, 0.5)) is not None:
-            found[f"median_{name}_ms"] = median
-        interval: dict[str, list[float | None]] = {}
-        for label, q in QUANTILES.items():
-            if (value := percentile(values, q)) is not None:
-                found[f"{label}_{name}_ms"] = value
-            ends, needed = _doubt(answers, name, values, q)
-            interval[label] = list(ends)
-            if needed is not None:
-                needs[f"{label}_{name}_ms"] = needed
-        found[f"{name}_ms_interval"] = interval
+        values = np.sort(_population(answers, name))
+        doubts = {q: _doubt(values, q) for q in QUANTILES.values()}
+        found |= _percentiles(name, values, doubts, needs)
+    found |= _itl(answers, needs)
     if needs:
         found["needs"] = needs
     return found
 
 
-def _doubt(
-    answers: Answers, name: str, values: Floats, q: float
-) -> tuple[tuple[float | None, float | None], int | None]:
-    """The interval of a percentile, and how many requests it needs where these are too few."""
+Doubt = tuple[tuple[float | None, float | None], int | None]  # the interval, and how many requests are needed if more
+
+
+def _percentiles(name: str, ordered: Gaps, doubts: Mapping[float, Doubt], needs: dict[str, int]) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    if (median := percentile(ordered, 0.5, ordered=True)) is not None:
+        found[f"median_{name}_ms"] = median
+    interval: dict[str, list[float | None]] = {}
+    for label, q in QUANTILES.items():
+        if (value := percentile(ordered, q, ordered=True)) is not None:
+            found[f"{label}_{name}_ms"] = value
+        ends, needed = doubts[q]
+        interval[label] = list(ends)
+        if needed is not None:
+            needs[f"{label}_{name}_ms"] = needed
+    return {**found, f"{name}_ms_interval": interval}
+
+
+def _doubt(ordered: Floats, q: float) -> Doubt:
     needed = needed_for(q)
-    if name != "itl":
-        return quantile_interval(values, q), needed if len(values) < needed else None
-    ends, size = clustered_interval(values, q, answers.itl_clusters())
-    if size >= needed:
-        return ends, None
+    return quantile_interval(ordered, q, ordered=True), needed if len(ordered) < needed else None
+
+
+def _itl(answers: Answers, needs: dict[str, int]) -> dict[str, Any]:
+    """The same of the gaps, which come in clusters."""
+    places = answers.with_gaps
+    if len(places) == 0:
+        return {}
+    ordered = answers.events.gathered_ms(places)
+    mean = float(ordered.mean(dtype=np.float64))
+    square = sum(float(np.square(piece - mean).sum(dtype=np.float64)) for piece in np.array_split(ordered, 64))
+    ordered.sort()
+    found = {
+        "mean_itl_ms": mean,
+        "std_itl_ms": math.sqrt(square / len(ordered)),
+        "max_itl_ms": float(ordered[-1]),  # a stall of seconds is beyond every percentile
+    }
+    points = {q: percentile(ordered, q, ordered=True) or 0.0 for q in QUANTILES.values()}
+    block_s = answers.mean(answers.last - answers.sent) or 0.0
+    sizes = gap_sizes(answers.events, answers.sent, places, points, block_s)
     requests = int((answers.ok | answers.timed_out).sum())
-    return ends, max(requests + 1, math.ceil(requests * needed / max(size, 1.0)))
+    doubts: dict[float, Doubt] = {}
+    for q, size in sizes.items():
+        ends, needed = quantile_interval(ordered, q, int(size), ordered=True), needed_for(q)
+        more = max(requests + 1, math.ceil(requests * needed / max(size, 1.0)))
+        doubts[q] = ends, more if size < needed else None
+    return {**found, **_percentiles("itl", ordered, doubts, needs)}
 
 
 def _measured(answers: Answers, name: str) -> Floats:
@@ -355,12 +361,6 @@ def counts(answers: Answers) -> dict[str, int]:
         if len(known):
             found[key] = int(known.sum())
     return found
-
-
-def token_times(answers: Answers) -> Floats:
-    """Arrival times of all output events, sorted."""
-    stamps = [s + o for s, o in zip(answers.sent, answers.offsets, strict=True) if len(o) and np.isfinite(s)]
-    return np.sort(np.concatenate(stamps)) if stamps else np.array([])
 
 
 def in_flight(answers: Answers) -> tuple[Floats, NDArray[np.int64]]:

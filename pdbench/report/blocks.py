@@ -12,7 +12,6 @@ from dataclasses import replace
 
 import numpy as np
 
-from pdbench.report.answers import chosen
 from pdbench.report.cell import Measured
 from pdbench.report.clustered import student_975
 from pdbench.report.statistics import Floats
@@ -25,13 +24,14 @@ SAMPLES_IN_BLOCK = 3
 REQUESTS_IN_BLOCK = 4
 
 
-def without_each_block(cell: Measured) -> list[Measured]:
-    """The cell less one block, for each block; empty where it is too short to be cut."""
+def without_each_block(cell: Measured) -> Iterator[Measured]:
+    """The cell less one block, for each block; nothing where it is too short to be cut."""
     samples = min((page.scrapes for _, page in cell.window.pages()), default=0)
     most = min(MOST_BLOCKS, samples // SAMPLES_IN_BLOCK, len(cell.answers) // (REQUESTS_IN_BLOCK * len(cell.parts)))
     if most < FEWEST_BLOCKS or len(cell.parts) != len(cell.window.segments):
-        return []
-    return [found for place in range(len(cell.parts)) for found in _without_blocks(cell, place, most)]
+        return
+    for place in range(len(cell.parts)):
+        yield from _without_blocks(cell, place, most)
 
 
 def _without_blocks(cell: Measured, place: int, count: int) -> Iterator[Measured]:
@@ -48,7 +48,7 @@ def _without_blocks(cell: Measured, place: int, count: int) -> Iterator[Measured
         inside = own & (came >= (low if k else -np.inf)) & (came < (high if k < count - 1 else np.inf))
         kept = [_stretch(segment, segment.start, low, first=True)] if k else []
         kept += [_stretch(segment, high, segment.end, last=True)] if k < count - 1 else []
-        yield replace(cell, answers=chosen(cell.answers, ~inside), window=Window((*others, *kept)))
+        yield replace(cell, answers=cell.answers.chosen(~inside), window=Window((*others, *kept)))
 
 
 def _stretch(segment: Segment, start: float, end: float, first: bool = False, last: bool = False) -> Segment:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 
 import numpy as np
 
-from pdbench.report.answers import FAILURES, token_times
+from pdbench.report.answers import FAILURES
 from pdbench.report.arrivals_check import arrivals_off
 from pdbench.report.breakdown import kept_up, steadiness
 from pdbench.report.cell import Measured
@@ -91,17 +91,16 @@ def _stall(cell: Measured) -> Iterator[Finding]:
     """Streams under way, and no token from anyone."""
     limit = stall_limit_s(cell)
     answers = cell.answers
-    stamps = token_times(answers)
-    if len(stamps) == 0:
+    times = answers.events.quiet_times(answers.sent, limit)
+    if not times:
         return
+    *pieces, (last, _) = times[1:]
     # A stream is under way from its first token until its last one, or until its end when it never got there.
     end = np.where(answers.status == "ok", answers.last, answers.done)
-    gaps = np.diff(stamps)
-    pieces = [(stamps[i], stamps[i + 1]) for i in np.flatnonzero(gaps > limit)]
-    hung = np.nanmax(end) if np.any(np.isfinite(end)) else stamps[-1]
+    hung = np.nanmax(end) if np.any(np.isfinite(end)) else last
     # Silence after the load, where one request hangs on, is that request's failure.
-    if hung - stamps[-1] > limit and stamps[-1] < cell.parts[0].load.send_end:
-        pieces.append((stamps[-1], hung))
+    if hung - last > limit and last < cell.parts[0].load.send_end:
+        pieces.append((last, hung))
     for quiet_from, quiet_to in pieces:
         open_then = (answers.first <= quiet_from) & (end >= min(quiet_to, quiet_from + limit))
         if np.any(open_then & (end > quiet_from)):

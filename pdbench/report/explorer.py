@@ -6,12 +6,13 @@ requests and an even sample of the rest, with the median and the maximum of all 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import plotly.graph_objects as go
 
+from pdbench.report.events import Events, Gaps, Ints
 from pdbench.report.figures import Figure, document, slo_line
 from pdbench.report.markup import Child, Markup, script_json, tag
 from pdbench.report.page import part, placed
@@ -35,18 +36,21 @@ STAMPS = (
 )
 
 
+_TEXTS = ("status", "class", "finish_reason", "error_kind", "error")
+COLUMNS = ("cell", "request_id", "intended_s", *STAMPS, *NUMBERS, *_TEXTS)  # of requests.parquet
+
+
 def explorer(
-    cells: Sequence[CellSummary], requests: pandas.DataFrame, chunks: pandas.DataFrame, slo_ms: float | None
+    cells: Sequence[CellSummary], requests: pandas.DataFrame, events: Events, slo_ms: float | None
 ) -> tuple[Figure, Markup] | None:
     """The scatter of TTFT against send time, and the data that its script fills it with; `None` without requests."""
     several = len({cell.get("target") for cell in cells}) > 1
-    of_cell = dict(list(requests.groupby("cell", sort=True)))
+    of_cell = {cell: np.flatnonzero(requests["cell"] == cell) for cell in requests["cell"].unique()}
     known = [cell for cell in cells if cell.get("cell") in of_cell]
     if not known:
         return None
     share = max(LEAST_A_CELL, MAX_REQUESTS // len(known))
-    offsets = dict(zip(chunks["request_id"], chunks["offset_s"], strict=True))
-    shown = [_shown(cell, of_cell[cell["cell"]], offsets, share, several) for cell in known]
+    shown = [_shown(cell, requests, of_cell[cell["cell"]], events, share, several) for cell in known]
     return _figure(slo_ms), tag("script", script_json(shown), type="application/json", id="requests")
 
 
@@ -103,31 +107,36 @@ def _figure(slo_ms: float | None) -> Figure:
 
 
 def _shown(
-    cell: CellSummary, rows: pandas.DataFrame, offsets: Mapping[str, Any], share: int, several: bool
+    cell: CellSummary, requests: pandas.DataFrame, places: Ints, events: Events, share: int, several: bool
 ) -> dict[str, Any]:
-    rows = rows.sort_values(["repeat", "intended_s", "index"], kind="stable")
-    intended = rows["intended_s"].to_numpy(float)
-    ttft_ms = (rows["first_token_s"].to_numpy(float, na_value=np.nan) - intended) * 1000
-    since_s = intended - rows.groupby("repeat")["intended_s"].transform("min").to_numpy(float)
+    def column(name: str) -> Floats:
+        values: Floats = requests[name].to_numpy(float, na_value=np.nan)[places]
+        return values
+
+    places = places[np.lexsort((column("index"), column("intended_s"), column("repeat")))]
+    intended, repeat = column("intended_s"), column("repeat")
+    ttft_ms = (column("first_token_s") - intended) * 1000
+    # Sorted by repeat, then by time: each repeat's first one is its earliest.
+    since_s = intended - intended[np.searchsorted(repeat, repeat)]
     keep = kept(ttft_ms, share)
-    some = rows.iloc[keep]
+    some = requests.iloc[places[keep]]
     stamps = {
         name.removesuffix("_s"): _ms(some[name].to_numpy(float, na_value=np.nan) - intended[keep]) for name in STAMPS
     }
     ids = [str(name) for name in some["request_id"]]
     prefix = _common_start(ids)
-    gaps = [_longest_gap(offsets.get(name)) for name in ids]
+    gaps = [_longest_gap(events.gaps(place)) for place in places[keep]]
     return {
         "name": clean(cell_name(cell, several), 160),
-        "of": counted(len(rows), "request"),
-        "all": len(keep) == len(rows),
-        "band": None if len(keep) == len(rows) else _band(since_s, ttft_ms),
+        "of": counted(len(places), "request"),
+        "all": len(keep) == len(places),
+        "band": None if len(keep) == len(places) else _band(since_s, ttft_ms),
         "prefix": clean(prefix, 80),
         "id": None if _numbered(ids, prefix, some["index"]) else [clean(name[len(prefix) :], 80) for name in ids],
         "at": [float(f"{value:.6g}") for value in since_s[keep]],
         **{name: _column(values) for name, values in stamps.items()},
         **{name: _column(_known(some[name])) for name in NUMBERS},
-        **{name: _column(_texts(some[name])) for name in ("status", "class", "finish_reason", "error_kind", "error")},
+        **{name: _column(_texts(some[name])) for name in _TEXTS},
         "gap": _column([gap for gap, _ in gaps]),
         "gap_before": _column([place for _, place in gaps]),
     }
@@ -160,11 +169,10 @@ def _band(since_s: Floats, ttft_ms: Floats) -> dict[str, list[float]] | None:
     return {name: [float(f"{row[i]:.5g}") for row in found] for i, name in enumerate(("at", "median", "longest"))}
 
 
-def _longest_gap(offsets: Any) -> tuple[float | None, int | None]:
+def _longest_gap(gaps: Gaps) -> tuple[float | None, int | None]:
     """The longest gap between events with output in ms, and the place of the event that ended it, from 1."""
-    if offsets is None or len(offsets) < 2:
+    if len(gaps) == 0:
         return None, None
-    gaps = np.diff(np.asarray(offsets, float))
     place = int(np.argmax(gaps))
     return float(f"{gaps[place] * 1000:.5g}"), place + 2
 

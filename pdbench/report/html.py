@@ -21,6 +21,7 @@ from pdbench.report import (
 )
 from pdbench.report.compare.between import between_targets
 from pdbench.report.compare.html import difference as target_difference
+from pdbench.report.events import Events, of_run
 from pdbench.report.figures import Figure
 from pdbench.report.markup import Child, Markup, tag
 from pdbench.report.page import missing, page, part, placed, section
@@ -53,7 +54,8 @@ def _sections(summary: Summary, run: Run, drawn: list[Figure]) -> list[tuple[str
     several = len(wording.targets(summary)) > 1
     if not cells:
         return [("measured", "How it was measured", [measured.measured(summary, run.document)])]
-    requests, chunks = run.table("requests"), run.table("chunks")
+    requests = run.table("requests", explorer.COLUMNS)
+    events = of_run(run, requests["request_id"].tolist())
     return [
         (
             "grid",
@@ -70,8 +72,8 @@ def _sections(summary: Summary, run: Run, drawn: list[Figure]) -> list[tuple[str
         ("latency", "Latency against load", _latency(cells, _limits(summary), drawn)),
         ("capacity", "Slots and rates against load", _capacity(cells, wording.slos(summary), drawn)),
         ("time", "Waiting and running over time", _time(cells, run, drawn)),
-        ("itl", "Gaps between tokens", _gaps(cells, requests, chunks, drawn)),
-        ("each", "Each request", _each(cells, requests, chunks, _limits(summary).get("ttft"), drawn)),
+        ("itl", "Gaps between tokens", _gaps(cells, requests, events, drawn)),
+        ("each", "Each request", _each(cells, requests, events, _limits(summary).get("ttft"), drawn)),
         ("validity", "Validity", [tables.validity(cells, several)]),
         ("diagnosis", "Diagnosis", [tables.diagnosis(cells, several)]),
         (
@@ -209,10 +211,8 @@ def _time(cells: Sequence[CellSummary], run: Run, drawn: list[Figure]) -> list[C
     return [placed(figure, drawn) for figure in time_figures.time_figures(lines, series.windows(run), of, slots)]
 
 
-def _gaps(
-    cells: Sequence[CellSummary], requests: pandas.DataFrame, chunks: pandas.DataFrame, drawn: list[Figure]
-) -> list[Child]:
-    found = time_figures.gap_figures(series.gap_curves(requests, chunks), cells)
+def _gaps(cells: Sequence[CellSummary], requests: pandas.DataFrame, events: Events, drawn: list[Figure]) -> list[Child]:
+    found = time_figures.gap_figures(series.gap_curves(requests, events), cells)
     if not found:
         return [missing("gaps between tokens: no answer had two tokens")]
     note = (
@@ -224,11 +224,11 @@ def _gaps(
 def _each(
     cells: Sequence[CellSummary],
     requests: pandas.DataFrame,
-    chunks: pandas.DataFrame,
+    events: Events,
     slo_ms: float | None,
     drawn: list[Figure],
 ) -> list[Child]:
-    found = explorer.explorer(cells, requests, chunks, slo_ms)
+    found = explorer.explorer(cells, requests, events, slo_ms)
     return [missing("single requests: the run has none")] if found is None else explorer.section_of(found, drawn)
 
 

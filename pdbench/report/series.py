@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
+from pdbench.report.events import Events, Gaps
 from pdbench.run import Run
 
 if TYPE_CHECKING:
@@ -108,28 +108,26 @@ def thinned(t: Floats, value: Floats, limit: int = MAX_POINTS) -> tuple[Floats, 
     return t[index], value[index]
 
 
-def gap_curves(requests: pandas.DataFrame, chunks: pandas.DataFrame) -> dict[int, GapCurve]:
+def gap_curves(requests: pandas.DataFrame, events: Events) -> dict[int, GapCurve]:
     """For each cell the tail of its inter-token latencies, over all repeats, at no more than CURVE_POINTS points."""
-    cell_of: Mapping[str, Any] = dict(zip(requests["request_id"], requests["cell"], strict=True))
-    offsets_of: dict[int, list[Floats]] = {}
-    for request_id, offsets in zip(chunks["request_id"], chunks["offset_s"], strict=True):
-        cell = cell_of.get(request_id)
-        if cell is not None and offsets is not None and len(offsets) > 1:
-            offsets_of.setdefault(int(cell), []).append(offsets)
-    return {cell: _curve(cell, _gaps_ms(parts)) for cell, parts in sorted(offsets_of.items())}
+    cells = requests["cell"].to_numpy()
+    with_gaps = events.count > 0
+    return {
+        int(cell): _curve(int(cell), events.gathered_ms(np.flatnonzero(with_gaps & (cells == cell))))
+        for cell in np.unique(cells[with_gaps])
+    }
 
 
-def _gaps_ms(offsets: Sequence[Floats]) -> Floats:
-    """The gaps of all requests, without what lies between two of them: one difference, not one a request."""
-    between = np.cumsum([len(each) for each in offsets])[:-1] - 1
-    gaps: Floats = np.delete(np.diff(np.concatenate(offsets).astype(np.float64)), between) * 1000
-    return gaps
-
-
-def _curve(cell: int, gaps: Floats) -> GapCurve:
-    n = len(gaps)
-    ordered = np.sort(gaps)
+def _curve(cell: int, ordered: Gaps) -> GapCurve:
+    n = len(ordered)
+    ordered.sort()
     # Ranks evenly spread in the logarithm of the tail share, so that the tail keeps its detail.
     tail = np.unique(np.rint(np.geomspace(1, n, CURVE_POINTS)).astype(int))
     ms = ordered[n - tail][::-1]
-    return GapCurve(cell, n, np.maximum(ms, 1e-3), (tail / n)[::-1], float((gaps < ONE_READ_MS).mean()))
+    return GapCurve(
+        cell,
+        n,
+        np.maximum(ms.astype(np.float64), 1e-3),
+        (tail / n)[::-1],
+        float(np.searchsorted(ordered, ONE_READ_MS)) / n,
+    )

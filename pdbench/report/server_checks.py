@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterator
 
 import numpy as np
 
-from pdbench.report.answers import token_times
 from pdbench.report.cell import COLOCATED, PUSH, Measured
 from pdbench.report.client_checks import stall_limit_s
 from pdbench.report.finding import VOID, WARN, Finding
@@ -66,7 +65,7 @@ def _server_stall(cell: Measured) -> Iterator[Finding]:
     if cell.mode == COLOCATED:
         return  # running there includes requests in prefill; the client's streams tell
     limit = stall_limit_s(cell)
-    stamps = token_times(cell.answers)
+    quiet = cell.answers.events.quiet_times(cell.answers.sent, limit) or [(-np.inf, np.inf)]
     for segment, page in cell.window.pages("decode"):
         for engine in page.engines():
             running = next((g for k, g in page.series.items() if k.canonical == "running" and k.engine == engine), None)
@@ -81,9 +80,9 @@ def _server_stall(cell: Measured) -> Iterator[Finding]:
                 since = (i - 1 if since is None else since) if still else None
                 if since is None or times[i] - times[since] <= limit:
                     continue
-                if not np.any((stamps > times[since]) & (stamps < times[i])):
-                    quiet = f"made no token for {times[i] - times[since]:.1f} s (limit {limit:.1f} s)"
-                    text = f"{page.server} had requests running and {quiet}"
+                if any(begin <= times[since] and times[i] <= end for begin, end in quiet):
+                    still_for = f"made no token for {times[i] - times[since]:.1f} s (limit {limit:.1f} s)"
+                    text = f"{page.server} had requests running and {still_for}"
                     yield Finding("stall", VOID, text + ". Look into its log at that time.")
                     return
 

@@ -19,18 +19,21 @@ CONFIDENCE = 0.95
 EXACT_BINOMIAL_UP_TO = 5000
 
 
-def percentile(values: Floats, q: float) -> float | None:
-    """The `q` quantile (0 to 1), linear between order statistics as in numpy; `None` without data or when censored."""
+def percentile(values: NDArray[Any], q: float, *, ordered: bool = False) -> float | None:
+    """The `q` quantile (0 to 1), linear between order statistics as in numpy; `None` without data or when censored.
+
+    `ordered` says that the values are sorted already.
+    """
     if len(values) == 0:
         return None
-    ordered = np.sort(values)
-    place = q * (len(ordered) - 1)
+    sorted_ = values if ordered else np.sort(values)
+    place = q * (len(values) - 1)
     low = math.floor(place)
-    high = min(low + 1, len(ordered) - 1)
     part = place - low
-    if not math.isfinite(ordered[low]) or (part > 0 and not math.isfinite(ordered[high])):
+    below, above = float(sorted_[low]), float(sorted_[min(low + 1, len(values) - 1)])
+    if not math.isfinite(below) or (part > 0 and not math.isfinite(above)):
         return None
-    return float(ordered[low] if part == 0 else ordered[low] + part * (ordered[high] - ordered[low]))
+    return below if part == 0 else below + part * (above - below)
 
 
 def binomial_cdf(k: int, n: int, q: float) -> float:
@@ -85,7 +88,9 @@ def _smallest(holds: Callable[[int], bool], low: int, high: int) -> int | None:
     return low
 
 
-def quantile_interval(values: Floats, q: float, n: int | None = None) -> tuple[float | None, float | None]:
+def quantile_interval(
+    values: NDArray[Any], q: float, n: int | None = None, *, ordered: bool = False
+) -> tuple[float | None, float | None]:
     """The 95 % order-statistic interval of a quantile; `None` where unbounded or censored.
 
     `n` below `len(values)` says how many independent groups the values come from: the ranks are then taken for that
@@ -95,14 +100,14 @@ def quantile_interval(values: Floats, q: float, n: int | None = None) -> tuple[f
     if size == 0 or len(values) == 0:
         return None, None
     lower, upper = quantile_ranks(size, q)
-    ordered = np.sort(values)
+    sorted_ = values if ordered else np.sort(values)
     ends: list[float | None] = []
     for rank in (lower, upper):
         if rank is None:
             ends.append(None)
             continue
-        place = math.ceil(rank / size * len(ordered)) - 1
-        ends.append(float(ordered[place]) if math.isfinite(ordered[place]) else None)
+        value = float(sorted_[math.ceil(rank / size * len(sorted_)) - 1])
+        ends.append(value if math.isfinite(value) else None)
     return ends[0], ends[1]
 
 

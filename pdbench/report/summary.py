@@ -13,12 +13,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from pdbench.report.answers import (
+    COLUMNS,
     Answers,
     Load,
+    answers_of,
     counts,
     latencies,
     rates,
-    read_answers,
     several_tokens_per_event,
 )
 from pdbench.report.arrivals_check import arrival_figures
@@ -29,6 +30,7 @@ from pdbench.report.counsel import counsel
 from pdbench.report.crosschecks import cross_checks
 from pdbench.report.demand import Slots, slots_of
 from pdbench.report.diagnosis import diagnose
+from pdbench.report.events import of_run
 from pdbench.report.facts import facts
 from pdbench.report.grid import Peers
 from pdbench.report.hidden import hidden
@@ -289,7 +291,8 @@ def _cells(run: Run) -> Iterator[Measured]:
     """The measured cells of a run, in the plan's order."""
     document = run.document
     plan = document.get("plan", {})
-    requests, chunks = run.table("requests"), _offsets(run.table("chunks"))
+    requests = run.table("requests", COLUMNS)
+    events = of_run(run, requests["request_id"].tolist())
     entries = [_bounded(entry, requests) for entry in document.get("cell_runs", [])]
     entries = [entry for entry in entries if entry is not None]
     metrics = Metrics(run.table("metrics"), [(entry["start_s"], entry["end_s"]) for entry in entries if entry])
@@ -299,21 +302,16 @@ def _cells(run: Run) -> Iterator[Measured]:
         for entry in entries:
             if entry is None or entry["cell"] != cell["cell"]:
                 continue
-            rows = requests[(requests["cell"] == entry["cell"]) & (requests["repeat"] == entry["repeat"])]
-            if len(rows):
-                parts.append(_part(entry, rows, chunks, metrics, cell))
+            places = np.flatnonzero((requests["cell"] == entry["cell"]) & (requests["repeat"] == entry["repeat"]))
+            if len(places):
+                mine = requests if len(places) == len(requests) else requests.iloc[places]
+                answers = answers_of(mine, events.chosen(places))
+                parts.append(_part(entry, answers, metrics, cell))
         if parts:
             yield measured(plan, cell, deployments.get(cell["target"], {}), parts)
 
 
-def _part(
-    entry: Mapping[str, Any],
-    rows: pandas.DataFrame,
-    chunks: Mapping[str, Any],
-    metrics: Metrics,
-    cell: Mapping[str, Any],
-) -> Part:
-    answers: Answers = read_answers(rows, chunks)
+def _part(entry: Mapping[str, Any], answers: Answers, metrics: Metrics, cell: Mapping[str, Any]) -> Part:
     start, send_end, end = entry["start_s"], entry["send_end_s"], entry["end_s"]
     streams = cell.get("max_concurrency")
     segment = metrics.segment(cell["target"], start, send_end, end)
@@ -322,7 +320,8 @@ def _part(
 
 def _bounded(entry: Mapping[str, Any], requests: pandas.DataFrame) -> dict[str, Any] | None:
     """The cell_runs entry with its times; what a crash left out is taken from the requests."""
-    rows = requests[(requests["cell"] == entry["cell"]) & (requests["repeat"] == entry["repeat"])]
+    mine = (requests["cell"] == entry["cell"]) & (requests["repeat"] == entry["repeat"])
+    rows = requests.loc[mine, ["intended_s", "sent_s", "done_s"]]
     if not len(rows):
         return None
     sent = rows["sent_s"].to_numpy(float, na_value=np.nan)
@@ -338,14 +337,6 @@ def _bounded(entry: Mapping[str, Any], requests: pandas.DataFrame) -> dict[str, 
         "start_s": start,
         "send_end_s": last_sent if send_end is None else send_end,
         "end_s": latest if end is None else end,
-    }
-
-
-def _offsets(chunks: pandas.DataFrame) -> dict[str, Any]:
-    return {
-        name: np.asarray(offsets, dtype=float)
-        for name, offsets in zip(chunks["request_id"], chunks["offset_s"], strict=True)
-        if offsets is not None
     }
 
 

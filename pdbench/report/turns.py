@@ -17,6 +17,7 @@ from pdbench.report.clustered import student_975
 from pdbench.report.statistics import Floats
 
 MIN_GAPS = 200
+MOST_GAPS = 4_000_000
 MIN_BLOCKS = 20
 TURNS_IN_BLOCK = 20.0  # a block is at least so many turns ...
 BLOCK_S = 0.5  # ... and so long
@@ -49,14 +50,20 @@ class Turns:
 
 def turns_of(answers: Answers, lag_s: float) -> Turns | None:
     """`lag_s`: from what a handoff does to the loop to its first token. `None` with too few gaps to say anything."""
-    kept = [int(i) for i in np.flatnonzero(answers.ok) if len(answers.gaps[i])]
-    gaps = np.concatenate([answers.gaps[i] for i in kept]) if kept else np.array([])
-    if len(gaps) < MIN_GAPS:
+    kept = np.flatnonzero(answers.ok & (answers.events.count > 0))
+    total = np.cumsum(answers.events.count[kept])
+    if len(kept) == 0 or total[-1] < MIN_GAPS:
         return None
-    ends = np.concatenate([answers.sent[i] + answers.offsets[i][1:] for i in kept])
+    # Of a very long cell a first part is looked at, up to where streams begin that are left out.
+    kept = kept[: int(np.searchsorted(total, MOST_GAPS)) + 1]
+    until = np.inf if total[-1] <= MOST_GAPS else answers.sent[kept[-1]]
+    pieces = [(gaps, ends) for _, gaps, ends in answers.events.arrivals(kept, answers.sent)]
+    gaps, ends = (np.concatenate([piece[i] for piece in pieces]).astype(np.float64) for i in range(2))
     order = np.argsort(ends, kind="stable")
+    order = order[ends[order] <= until]
     ends, gaps = ends[order], gaps[order]
-    first, last = np.sort(answers.first[kept]), np.sort(answers.last[kept])
+    first, last = np.sort(answers.first[kept]), np.minimum(np.sort(answers.last[kept]), until)
+    first = first[first <= until]
     batch = np.searchsorted(first, ends, side="left") - np.searchsorted(last, ends, side="left")
     quiet, slope = _quiet(gaps, np.maximum(batch, 1))
     busy = _busy_s(first, last)
@@ -67,7 +74,7 @@ def turns_of(answers: Answers, lag_s: float) -> Turns | None:
         met_ms=float((gaps**2).sum() / gaps.sum()) * 1000,
         lost=blocks.lost(),
         stall_ms=blocks.stall_ms(),
-        handoffs_s=len(kept) / busy,
+        handoffs_s=len(first) / busy,
         streams=float(gaps.sum()) / busy,
         slope_ms=None if slope is None else slope * 1000,
     )

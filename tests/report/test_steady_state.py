@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from pdbench.report.answers import Answers
+from pdbench.report.events import of_offsets
 from pdbench.report.steady_state import Steadiness, judge
 
 MORIIO = json.loads((Path(__file__).parent / "captures" / "moriio-ttft.json").read_text())
@@ -18,10 +19,10 @@ MORIIO = json.loads((Path(__file__).parent / "captures" / "moriio-ttft.json").re
 
 def answers(sent: np.ndarray, first: np.ndarray, last: np.ndarray) -> Answers:
     n = len(sent)
-    tokens, nothing = np.full(n, 128.0), tuple(np.array([]) for _ in range(n))
+    tokens = np.full(n, 128.0)
     known: dict[str, Any] = dict.fromkeys(Answers.__slots__, np.full(n, np.nan))
     known |= dict.fromkeys(("prompt_len", "output_len", "prompt_tokens", "output_tokens", "chunks"), tokens)
-    known |= {"status": np.full(n, "ok"), "request_class": np.full(n, "default"), "gaps": nothing, "offsets": nothing}
+    known |= {"status": np.full(n, "ok"), "request_class": np.full(n, "default"), "events": of_offsets([""] * n, {})}
     return Answers(**known | {"intended": sent, "sent": sent, "first": first, "last": last, "done": last})
 
 

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 from pdbench.report import html, page, series, time_figures
+from pdbench.report.events import of_run
 from pdbench.report.figures import plain
 from pdbench.report.markup import Markup, script_json, tag
 from pdbench.report.series import Line, thinned
@@ -197,7 +198,7 @@ def test_servers_of_a_role_add_up_though_scraped_at_different_times(tmp_path):
 def test_gap_curves_are_small_and_exact_where_they_are(tmp_path):
     summary = grid_summary(rates=(1,), lens=(1024,))
     run = run_of(tmp_path / "run", summary, requests_a_cell=30)
-    curve = series.gap_curves(run.table("requests"), run.table("chunks"))[0]
+    curve = series.gap_curves(requests := run.table("requests"), of_run(run, requests["request_id"].tolist()))[0]
     gaps = np.concatenate([np.diff(np.asarray(o)) * 1000 for o in run.table("chunks")["offset_s"]])
     assert curve.gaps == len(gaps) == 30 * 127
     assert len(curve.ms) <= series.CURVE_POINTS
@@ -226,7 +227,7 @@ def test_plotly_gets_no_markup_and_no_template():
 def test_gaps_of_one_read_are_left_of_the_axis_and_counted(tmp_path):
     summary = grid_summary(rates=(1,), lens=(1024,))
     run = run_of(tmp_path / "run", summary, requests_a_cell=10, metrics=False)
-    found = series.gap_curves(run.table("requests"), run.table("chunks"))
+    found = series.gap_curves(requests := run.table("requests"), of_run(run, requests["request_id"].tolist()))
     curve = dataclasses.replace(found[0], ms=np.maximum(found[0].ms * 1e-3, 1e-3), in_one_read=0.25)
     (figure,) = time_figures.gap_figures({0: curve}, summary["cells"])
     assert 10 ** figure.document["layout"]["xaxis"]["range"][0] >= 0.0999
