@@ -21,11 +21,11 @@ from pathlib import Path
 import numpy as np
 
 from pdbench.report.answers import Answers, Load, rates
-from pdbench.report.events import of_offsets
 from pdbench.report.compare.comparison import CellChange, status_of
 from pdbench.report.compare.gate import Rules, changes, validity_change
 from pdbench.report.compare.pairs import PairedCell, paired_cells
 from pdbench.report.compare.sides import BASE, read_side, two_targets
+from pdbench.report.events import of_offsets
 from pdbench.report.steady_state import judge
 
 LOADS = (0.3, 0.5, 0.7, 0.9)
