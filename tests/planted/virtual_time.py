@@ -20,10 +20,11 @@ BEGIN_UNIX_S = 1.7e9
 
 
 class Clock:
-    """Now, in ns."""
+    """Now, in ns. `problem` is an exception that a callback of the loop raised: nobody waits for those."""
 
     def __init__(self) -> None:
         self.now_ns = BEGIN_NS
+        self.problem: BaseException | None = None
 
     def seconds(self) -> float:
         return self.now_ns / 1e9
@@ -39,6 +40,8 @@ class _Jumping(selectors.SelectSelector):
         self._clock = clock
 
     def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
+        if self._clock.problem is not None:
+            raise self._clock.problem
         if timeout is None:
             raise Stuck("everybody waits, and no timer is set")
         if timeout > 0:
@@ -67,5 +70,10 @@ def virtual_time() -> Iterator[Clock]:
 
 def run_virtually(clock: Clock, work: Coroutine[Any, Any, None]) -> None:
     """Run to the end on a jumping loop."""
+
+    def broken(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        clock.problem = clock.problem or context.get("exception") or RuntimeError(context["message"])
+
     with asyncio.Runner(loop_factory=lambda: asyncio.SelectorEventLoop(_Jumping(clock))) as runner:
+        runner.get_loop().set_exception_handler(broken)
         runner.run(work)
