@@ -54,8 +54,27 @@ def served_from_cache(cell: Measured) -> Iterator[Finding]:
             f": of {served:,.0f} prompt tokens/s served it computed at most {served * (1 - share):,.0f},"
             " so neither the rate nor the TTFT is that of fresh prompts"
         )
+        text += _beyond_compute(cell, tokens, share)
     yield Finding(
         "prefix-cache-hits", severity, text + ". Give another --seed, or start servers with --no-enable-prefix-caching."
+    )
+
+
+def _beyond_compute(cell: Measured, tokens: float, share: float) -> str:
+    """Where more is asked than prefill can compute, by what it did compute in the time that it worked.
+
+    Nothing where its prompts overlapped: their times then add up to more than the servers worked.
+    """
+    spent, servers = cell.window.delta("prefill", "prefill_s", "sum"), cell.servers("prefill")
+    if not spent or not servers or cell.rate is None or spent > servers * cell.window.duration_s:
+        return ""
+    computed = tokens * cell.answers.count("ok") * (1 - share)
+    possible, asked = servers * computed / spent, tokens * cell.rate
+    if asked <= possible:
+        return ""
+    return (
+        f"; {asked:,.0f} prompt tokens/s are asked for, {asked / possible:.1f} times the {possible:,.0f} that prefill"
+        " computes when it works: without the cache this load is impossible"
     )
 
 

@@ -186,7 +186,10 @@ class Engine:
             if blocks is None:
                 return
             request.blocks = blocks
-            self._count_lookup(request, len(reuse) * self.settings.block_size)
+            known = len(reuse) * self.settings.block_size
+            if self.one_prompt_at_a_time and self.pool.caching:
+                known = max(known, int(self.settings.repeated_share * request.prompt_tokens))
+            self._count_lookup(request, known)
             if request.remote:
                 request.stage = LOADING
                 request.stamps["load_start"] = t
@@ -197,7 +200,7 @@ class Engine:
                 if self.reads:
                     self._unposted.append(request)
             else:
-                request.computed = len(reuse) * self.settings.block_size
+                request.computed = known
                 self._take_slot(request, t)
                 budget = 0 if self.one_prompt_at_a_time else budget - (request.target - request.computed)
 

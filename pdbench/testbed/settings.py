@@ -78,6 +78,7 @@ class Settings:
     prefill_blocks: int = _is(229376, "KV blocks of each prefill server: what 8 H200 hold beside the weights")
     decode_blocks: int = _is(229376, "KV blocks of each decode server, and of co-located")
     prefill_prefix_caching: bool = _is(True, "prefix cache on prefill")
+    repeated_share: float = _is(0.0, "this share of each prompt is in prefill's prefix cache, as if it was sent before")
     decode_prefix_caching: bool = _is(True, "prefix cache on decode and co-located")
 
     proxy_ms: float = _is(0.0, "added by the proxy to every request")
@@ -104,6 +105,8 @@ class Settings:
         for name in at_least_one.split():
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1")
+        if self.repeated_share >= 1:
+            raise ValueError("repeated_share must be below 1: something of a prompt is always computed")
         if self.link_gb_s == 0 or self.idle_poll_ms == 0 or self.lease_s == 0:
             raise ValueError("link_gb_s, idle_poll_ms and lease_s must be above 0")
         needed = -(-self.max_model_len // self.block_size)
