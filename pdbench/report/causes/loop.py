@@ -102,7 +102,7 @@ def stall_text(case: Case) -> str | None:
     """What a risen TPOT says of each admission on the decode loop: TPOT = TPOT0 + (c-1)s/(N-1)."""
     cell = case.cell
     tpot, tokens = cell.answers.mean(cell.answers.tpot_ms), cell.answers.mean(cell.answers.output_tokens)
-    running = cell.window.send_mean(cell.decoder, "running")
+    running = _beside(case)
     if tpot is None or tokens is None or running is None:
         return None
     for twin in case.peers.twins():
@@ -129,6 +129,13 @@ def stall_text(case: Case) -> str | None:
         return None
     doubt = " (what a larger batch costs included)" if how == "at most" else ""
     return f"{text}{beyond} a stall of {how} {stall * 1000:.0f} ms an admission{doubt}"
+
+
+def _beside(case: Case) -> float | None:
+    """Streams that run together: all slots where the load needs more than there are, else the mean that was seen."""
+    if case.slots.reached and case.slots.overload():
+        return case.slots.available
+    return case.cell.window.send_mean(case.cell.decoder, "running")
 
 
 def across_rates(case: Case) -> str | None:
