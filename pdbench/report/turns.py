@@ -2,8 +2,7 @@
 
 Every running stream gets one token a turn, so a gap is a turn. Most turns hold no handoff: their length at each batch
 size is the median of the gaps seen at it (the quiet turn). What gaps are longer by is time lost. Whether handoffs lose
-it is a regression over blocks of time: mean gap against the handoffs that fell into a turn, beside the batch size. The
-handoffs of one cell come at random, so they and the batch, which changes slowly, can be told apart in one cell.
+it is a regression over blocks of time: handoffs come at random, so some blocks have more of them than others.
 """
 
 from __future__ import annotations
@@ -21,8 +20,8 @@ MOST_GAPS = 4_000_000
 MIN_BLOCKS = 20
 TURNS_IN_BLOCK = 20.0  # a block is at least so many turns ...
 BLOCK_S = 0.5  # ... and so long
+OFTEN = 1 / 3  # handoffs a turn from which on the median is no quiet turn any more: then the regression alone tells
 LAGS_IN_BLOCK = 10.0  # ... and so many times the way from a handoff's start to its first token
-OFTEN = 1 / 3  # handoffs a turn from which on most turns may hold one, and the median is no quiet turn any more
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,13 +67,18 @@ def turns_of(answers: Answers, lag_s: float) -> Turns | None:
     quiet, slope = _quiet(gaps, np.maximum(batch, 1))
     busy = _busy_s(first, last)
     blocks = _Blocks(ends, gaps, quiet, first - lag_s, first, last, lag_s)
+    mean_ms, quiet_ms = float(gaps.mean()) * 1000, float(quiet.mean()) * 1000
+    lost, stall, rate = blocks.lost(), blocks.stall_ms(), len(first) / busy
+    if rate * mean_ms / 1000 >= OFTEN and stall is not None and stall.low > 0:
+        lost = Estimate(*(rate * ms / 1000 for ms in (stall.value, stall.low, stall.high)))
+        quiet_ms = mean_ms * max(0.0, 1 - lost.value)
     return Turns(
-        mean_ms=float(gaps.mean()) * 1000,
-        quiet_ms=float(quiet.mean()) * 1000,
+        mean_ms=mean_ms,
+        quiet_ms=quiet_ms,
         met_ms=float((gaps**2).sum() / gaps.sum()) * 1000,
-        lost=blocks.lost(),
-        stall_ms=blocks.stall_ms(),
-        handoffs_s=len(first) / busy,
+        lost=lost,
+        stall_ms=stall,
+        handoffs_s=rate,
         streams=float(gaps.sum()) / busy,
         slope_ms=None if slope is None else slope * 1000,
     )
@@ -135,20 +139,22 @@ class _Blocks:
         return Estimate(share, share - reach, share + reach)
 
     def stall_ms(self) -> Estimate | None:
-        """Extra length of a turn for each handoff in it, with heteroscedasticity-consistent errors (HC1)."""
+        """What each handoff takes from every stream beside it: time lost in a block against its handoffs.
+
+        Both are counted over fixed stretches of time, beside a share of the time that is lost whatever is admitted:
+        per turn they would rise together wherever turns are few. Errors are heteroscedasticity-consistent (HC3).
+        """
         n = len(self.tokens)
         if n < MIN_BLOCKS or self.handoffs.sum() < MIN_BLOCKS / 2:
             return None
-        a_turn = self.handoffs * self.batch / self.tokens
-        design = np.column_stack((np.ones(n), self.batch, a_turn))
-        weight = np.sqrt(self.tokens)[:, None]
-        x, y = design * weight, (self.time / self.tokens) * weight[:, 0]
-        if np.linalg.matrix_rank(x) < 3:
+        x, y = np.column_stack((self.time, self.handoffs * self.batch)), self.time - self.quiet
+        if np.linalg.matrix_rank(x) < 2:
             return None
         inverse = np.linalg.inv(x.T @ x)
         found = inverse @ x.T @ y
-        rest = y - x @ found
-        meat = (x * rest[:, None] ** 2).T @ x * n / (n - 3)
-        error = float(np.sqrt((inverse @ meat @ inverse)[2, 2])) * 1000
-        value, reach = float(found[2]) * 1000, student_975(n - 3) * error
+        leverage = np.einsum("ij,jk,ik->i", x, inverse, x)
+        rest = (y - x @ found) / np.maximum(1 - leverage, 1e-6)
+        meat = (x * rest[:, None] ** 2).T @ x
+        error = float(np.sqrt((inverse @ meat @ inverse)[1, 1])) * 1000
+        value, reach = float(found[1]) * 1000, student_975(n - 2) * error
         return Estimate(value, value - reach, value + reach)

@@ -84,12 +84,10 @@ class Plant:
     sabotage: Sabotage = field(default_factory=Sabotage)
     duration_s: float = 45.0
     implied: tuple[str, ...] = ()  # what the fault is also the cause of
-    queues_s: float = 0.0  # about what requests will wait for the queues that are planted too, where these are steady
 
     def taking(self, dose: Dose) -> float:
         """Seconds that make the dose's share of TTFT."""
-        whole = self.geometry.ttft_s + self.queues_s
-        return max(whole * dose.share / (1 - dose.share), dose.at_least_turns * self.geometry.turn_s(2))
+        return max(self.geometry.ttft_s * dose.share / (1 - dose.share), dose.at_least_turns * self.geometry.turn_s(2))
 
     def with_rate(self, rate: float) -> Plant:
         return replace(self, rate=rate)
@@ -116,9 +114,11 @@ Planting = Callable[[Plant, Dose], Plant]
 
 def decode_slots(plant: Plant, dose: Dose) -> Plant:
     """So few slots that the load takes `load` of them."""
-    if "prefill-queue" in plant.causes:  # which decides the rate
-        slots = max(1, int(plant.streams / dose.load))
-        return plant.and_also("decode-slots", max_num_seqs=slots)
+    if set(plant.causes) & {"transfer-bandwidth", "transfer-fragmentation", "prefill-compute"}:  # these keep the rate
+        output = round(2 * dose.load / (plant.rate * plant.geometry.turn_s(2)))
+        return replace(plant.and_also("decode-slots", max_num_seqs=2), output=output)
+    if "prefill-queue" in plant.causes:
+        return plant.and_also("decode-slots", max_num_seqs=max(1, int(plant.streams / dose.load)))
     slots = max(4, round(plant.streams / dose.load))
     return plant.and_also("decode-slots", max_num_seqs=slots).with_rate(dose.load * slots / plant.hold_s(slots))
 
@@ -285,22 +285,18 @@ GEOMETRIES = (
 )
 
 
+QUEUES = {"decode-slots", "decode-kv-pool", "prefill-queue"}
+BESIDE_TURNS = 30  # beside a queue, whose length is nearly all of TTFT, a fault must be worth a word
+
+
 def planted(geometry: Geometry, mode: str, causes: tuple[str, ...], dose: Dose) -> Plant:
     """The faults one after the other, each at the rate that those before it left."""
-    plant = replace(healthy(geometry, mode), queues_s=sum(queue_s(geometry, cause, dose) for cause in causes))
+    plant = healthy(geometry, mode)
+    if len(causes) > 1 and QUEUES & set(causes):
+        dose = replace(dose, at_least_turns=max(BESIDE_TURNS, dose.at_least_turns))
     for cause in sorted(causes, key=list(FAULTS).index):
         plant = FAULTS[cause](plant, dose)
     return plant
-
-
-def queue_s(geometry: Geometry, cause: str, dose: Dose) -> float:
-    """Mean wait for what is short, as M/D/1 and M/D/4 have it; 0 beyond capacity, where it grows with the run."""
-    if dose.load >= 1 or cause not in ("decode-slots", "decode-kv-pool", "prefill-queue"):
-        return 0.0
-    servers, service = (
-        (1, 15 * geometry.turn_s(2)) if cause == "prefill-queue" else (4, geometry.output * geometry.turn_s(4))
-    )
-    return dose.load ** (2 * servers**0.5 - 1) / (2 * servers * (1 - dose.load)) * service
 
 
 def healthy(geometry: Geometry, mode: str) -> Plant:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 
-from pdbench.littles_law.crossover import queue_wait_ms
 from pdbench.report.advice import expected_wait_s, slot_advice
 from pdbench.report.causes.case import WAIT_SHARE, Case, Cause, Taken
 from pdbench.report.causes.loop import LOOP_SHARE, held, stall_text
+from pdbench.report.causes.posting import turn_met_ms, wait_to_post
 from pdbench.report.split import Split
 from pdbench.report.stages import prompt_share
 
@@ -90,11 +89,11 @@ def decode_kv_pool(case: Case) -> Iterator[tuple[Cause, Taken | None]]:
 
 def completion_polling(case: Case) -> Iterator[tuple[Cause, Taken | None]]:
     """KV that has arrived is noticed late: later than the turn of the loop that was under way."""
-    expected = expected_notice_ms(case)
+    expected, thread = turn_met_ms(case), wait_to_post(case)
 
     def late(split: Split) -> float | None:
         poll = split.parts.get("poll")
-        return None if poll is None else max(0.0, poll - expected)
+        return None if poll is None else max(0.0, poll - expected - thread(split))
 
     taken = case.taken("poll", late)
     if case.colocated or taken is None or not taken.is_wait():
@@ -112,17 +111,3 @@ def completion_polling(case: Case) -> Iterator[tuple[Cause, Taken | None]]:
         " steps (smaller batches, no chunked prefill beside) or a connector that is notified.",
         "Decode alone at a low rate notices as late: the wait does not come from load.",
     )
-
-
-def expected_notice_ms(case: Case) -> float:
-    """What a healthy engine takes to notice: one turn of its loop, of the kind that is met at random.
-
-    In push a transfer also waits for those that are posted before it, on one thread of each prefill server.
-    """
-    expected = case.turns.met_ms if case.turns is not None else (case.pace_ms or 0.0)
-    posted, rate = case.cell.window.mean_ms("prefill", "nixl_post_s"), case.cell.offered
-    servers = case.cell.servers("prefill")
-    if case.pull or posted is None or rate is None or not servers:
-        return expected
-    wait = queue_wait_ms(rate / servers, posted)
-    return math.inf if wait is None else expected + wait

@@ -6,7 +6,8 @@ from collections.abc import Iterator
 
 from pdbench.littles_law.kv import effective_gb_s
 from pdbench.report.causes.case import Case, Cause, Taken
-from pdbench.report.causes.loop import LOOP_SHARE, held, post
+from pdbench.report.causes.loop import LOOP_SHARE, held
+from pdbench.report.causes.posting import posting, wait_to_post
 from pdbench.report.split import Split
 
 COPIED_IN_POST = 0.9  # of the transfer time spent in its post
@@ -19,11 +20,6 @@ def move(split: Split) -> float | None:
     return split.parts.get("transfer")
 
 
-def post_and_move(split: Split) -> float | None:
-    moved = split.parts.get("transfer")
-    return None if moved is None else moved + split.get("post")
-
-
 def transfer_bandwidth(case: Case) -> Iterator[tuple[Cause, Taken | None]]:
     """The bytes' own time: a quarter of TTFT on the link, or half of it with a post that nothing else explains."""
     cell = case.cell
@@ -32,7 +28,8 @@ def transfer_bandwidth(case: Case) -> Iterator[tuple[Cause, Taken | None]]:
         return
     if not taken.is_wait():
         # A copy may run inside the post (same host, shared memory): then that is the transfer.
-        taken = case.taken("transfer", post_and_move)
+        posted = posting(case)
+        taken = case.taken("transfer", lambda split: split.get("transfer") + (posted(split) or 0.0))
         if taken is None or not taken.is_work() or not copied_in_post(case):
             return
     nbytes, time = (
@@ -81,8 +78,10 @@ def transfer_fragmentation(case: Case) -> Iterator[tuple[Cause, Taken | None]]:
     if fragments is None or descriptors is None or not posted:
         return
 
+    queued = posting(case)
+
     def of_descriptors(split: Split) -> float | None:
-        whole = post(split)
+        whole = queued(split)
         return None if whole is None else whole * min(1.0, fragments / posted)
 
     taken = case.taken("post", of_descriptors)
@@ -91,8 +90,10 @@ def transfer_fragmentation(case: Case) -> Iterator[tuple[Cause, Taken | None]]:
     if taken is None or not (taken.is_wait() or loop >= LOOP_SHARE):
         return
     nbytes = case.cell.window.mean_s(case.mover, "nixl_nbytes")
+    waits = wait_to_post(case)(case.split)
     numbers = [
-        f"posting takes {case.of_ttft(posted)}",
+        f"posting takes {case.of_ttft(posted)}"
+        + (f", and as many as {waits:,.0f} ms go by before it can begin" if waits > posted / 10 else ""),
         f"a transfer has {descriptors:,.0f} descriptors, {1000 * posted / descriptors:.1f} us of posting each",
     ]
     if nbytes is not None:

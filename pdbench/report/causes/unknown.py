@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pdbench.report.causes.case import Case, Cause, Taken
 from pdbench.report.causes.handoff import copied_in_post, fragments_ms
 from pdbench.report.causes.loop import held
+from pdbench.report.causes.posting import posting
 from pdbench.report.cell import PUSH
 from pdbench.report.stages import POLL_STEPS, stages_of
 
@@ -39,7 +40,7 @@ def unnamed_wait(case: Case) -> Iterator[tuple[Cause, Taken | None]]:
 
 def unnamed_post(case: Case) -> Iterator[tuple[Cause, Taken | None]]:
     """Posting takes most of TTFT, and neither descriptors nor the loop nor a copy in it say why."""
-    taken = case.taken("post", lambda split: split.parts.get("post"))
+    taken = case.taken("post", posting(case))
     if taken is None or not taken.is_work():
         return
     if held(case) is not None or fragments_ms(case) is not None or copied_in_post(case):

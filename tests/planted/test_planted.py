@@ -1,0 +1,55 @@
+"""Each cause planted alone and in pairs, in virtual time. benchmarks/planted_faults.py has the whole table."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from pdbench.report.summary import summarise
+from tests.planted.faults import FAULTS, GEOMETRIES, MILD, STRONG, Dose, Plant, healthy, planted
+from tests.planted.virtual import sweep
+
+ALONE = [(cause, mode) for i, cause in enumerate(FAULTS) for mode in ("pull", "push")[i % 2 : i % 2 + 1]]
+PAIRED = [("decode-slots", "proxy"), ("transfer-bandwidth", "proxy"), ("decode-kv-pool", "proxy")]
+
+
+def causes(path: Path, plant: Plant, seed: int = 1) -> list[str]:
+    geometry = plant.geometry
+    done = sweep(
+        path / "run",
+        {"bed": geometry.bed(plant.mode, **plant.settings)},
+        rates=[plant.rate],
+        prompt_lens=[geometry.prompt],
+        output_len=plant.output,
+        duration_s=plant.duration_s,
+        seed=seed,
+        prompt_seed=seed,
+        sabotage=plant.sabotage,
+    )
+    (cell,) = summarise(done.run)["cells"]
+    return [cause["cause"] for cause in cell["diagnosis"]]
+
+
+@pytest.mark.parametrize(("cause", "mode"), ALONE)
+def test_a_strong_fault_is_named_and_no_other(tmp_path: Path, cause: str, mode: str) -> None:
+    plant = replace(planted(GEOMETRIES[0], mode, (cause,), STRONG), duration_s=20.0)
+    found = causes(tmp_path, plant)
+    assert cause in found and set(found) - {cause} <= set(plant.implied)
+
+
+@pytest.mark.parametrize(("cause", "mode"), [("engine-loop-blocking", "push"), ("completion-polling", "push")])
+def test_a_mild_fault_is_named(tmp_path: Path, cause: str, mode: str) -> None:
+    assert cause in causes(tmp_path, planted(GEOMETRIES[1], mode, (cause,), MILD))
+
+
+@pytest.mark.parametrize("pair", PAIRED)
+@pytest.mark.parametrize("dose", [MILD], ids=lambda dose: dose.name)
+def test_two_at_once_are_both_named(tmp_path: Path, pair: tuple[str, str], dose: Dose) -> None:
+    assert set(pair) <= set(causes(tmp_path, replace(planted(GEOMETRIES[0], "push", pair, dose), duration_s=30.0)))
+
+
+@pytest.mark.parametrize("mode", ["pull", "push", "colocated"])
+def test_a_healthy_deployment_has_no_cause(tmp_path: Path, mode: str) -> None:
+    assert causes(tmp_path, replace(healthy(GEOMETRIES[1], mode), duration_s=25.0)) == []
