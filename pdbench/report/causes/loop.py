@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from pdbench.littles_law.slots import implied_stall_s
-from pdbench.report.causes.case import Case, Cause, Part, Taken
+from pdbench.report.causes.case import NOTICED_TURNS, Case, Cause, Part, Taken
 from pdbench.report.grid import through_origin
 from pdbench.report.split import Split
 from pdbench.report.turns import Estimate, Turns, turns_of
@@ -67,7 +67,7 @@ def engine_loop_blocking(case: Case) -> Iterator[tuple[Cause, Taken | None]]:
     if loop is None or turns is None:
         return
     taken = case.taken("post", post) if posts_on_loop(case) else case.taken("first step", own_stall(turns))
-    much = loop.value >= LOOP_SHARE and loop.low >= SURE_LOOP_SHARE
+    much = loop.value >= LOOP_SHARE and loop.low >= SURE_LOOP_SHARE and lost_turns(case, turns) >= NOTICED_TURNS
     if not much and not (posts_on_loop(case) and taken is not None and taken.is_work()):
         return
     numbers = [
@@ -96,6 +96,12 @@ def engine_loop_blocking(case: Case) -> Iterator[tuple[Cause, Taken | None]]:
         advice + ".",
         "TPOT at the same batch falls when handoffs stop: stream long answers without new arrivals.",
     )
+
+
+def lost_turns(case: Case, turns: Turns) -> float:
+    """What a request loses to the handoffs of others while it makes its answer, in quiet turns."""
+    tokens = case.cell.answers.mean(case.cell.answers.output_tokens) or 0.0
+    return max(0.0, tokens - 1) * (turns.mean_ms - turns.quiet_ms) / turns.quiet_ms if turns.quiet_ms > 0 else 0.0
 
 
 def stall_text(case: Case) -> str | None:
