@@ -81,7 +81,11 @@ def test_a_real_dynamo_deployment_short_of_decode_slots(pdbench: Run, dynamo: Pa
     assert len(summary["cells"]) == 6
     for calm, _, full in (summary["cells"][:3], summary["cells"][3:]):
         assert calm["failed"] == full["failed"] == 0
-        assert calm["diagnosis"] == []
+        # Nobody waits at the calm rate. Moving a long prompt's KV is named all the same: a third of TTFT, at any load.
+        moved_ms = calm["prompt_len"] * 131072 / 8e6
+        named = {cause["cause"]: cause["share"] for cause in calm["diagnosis"]}
+        long = {"transfer-bandwidth": pytest.approx(moved_ms / calm["mean_ttft_ms"], abs=0.15)}
+        assert named == (long if calm["prompt_len"] > 1000 else {})
         assert not [flag for flag in calm["validity"] if flag["severity"] == "void"]
         # A slot is held for 64 steps of 5.75 ms: two of them let 5.4 requests/s through.
         assert full["slots"]["available"] == 2
@@ -93,7 +97,6 @@ def test_a_real_dynamo_deployment_short_of_decode_slots(pdbench: Run, dynamo: Pa
         added_ms = full["mean_ttft_ms"] - calm["mean_ttft_ms"]
         assert full["ttft_split_ms"]["slot_wait"] == pytest.approx(added_ms, rel=0.2)
         # Dynamo's own estimate is the transfer while slots are free: 128 KiB a token at 8 GB/s. It is none when not.
-        moved_ms = calm["prompt_len"] * 131072 / 8e6
         if "transfer" in calm["ttft_split_ms"] or calm["prompt_len"] > 1000:
             assert moved_ms - 1 < calm["ttft_split_ms"]["transfer"] < moved_ms + 15
         assert "transfer" not in full["ttft_split_ms"]

@@ -23,7 +23,7 @@ from pdbench.report.split import Split, split_of
 from pdbench.report.turns import Turns, turns_of
 
 WAIT_SHARE = 0.25  # of TTFT, for what a request waits for
-WORK_SHARE = 0.5  # for work that every request has: computing the prompt, posting and moving its KV
+WORK_SHARE = 0.5  # for work that every request has: computing the prompt, posting its KV
 SURE_SHARE = 0.10  # the lower end of the 95 % interval of the share
 BESIDE_SHARE = 0.10  # of TTFT, for what is a cause beside a larger one
 NOTICED_TURNS = 4.0  # a part shorter than so many tokens of the stream ...

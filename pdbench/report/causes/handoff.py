@@ -48,13 +48,13 @@ def transfer_bandwidth(case: Case) -> Iterator[tuple[Cause, Taken | None]]:
         numbers.append(f"all together {nbytes / cell.send_s / 1e9:.3g} GB/s on average")
     link = cell.deployment.get("link_gb_s")
     numbers.append(_against_link(speed, link))
-    yield case.named(
-        "transfer-bandwidth",
-        taken,
-        numbers,
-        "Check the transport (UCX_TLS, RDMA devices, GPU P2P) with pdbench topo, then pdbench probe-transfer.",
-        "A transfer alone on the idle pair is as slow.",
-    )
+    transport = "Check the transport (UCX_TLS, RDMA devices, GPU P2P) with pdbench topo, then pdbench probe-transfer"
+    advice = f"{transport}."
+    if link is None or speed is None:
+        advice = f"{transport}; say with --link-gb-s what the link should carry."
+    elif speed >= LINK_SHARE * link:
+        advice = "The link carries what it can: more of it (TP, NICs), fewer bytes (fp8 KV), or push layer by layer."
+    yield case.named("transfer-bandwidth", taken, numbers, advice, "A transfer alone on the idle pair takes as long.")
 
 
 def copied_in_post(case: Case) -> bool:
