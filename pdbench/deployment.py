@@ -7,7 +7,7 @@ Flags, `pdbench.toml` and recipes make deployments (`pdbench.recipe`); what the 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,7 @@ from pdbench.route import UNIX, unix_url
 
 ROLES = ("proxy", "prefill", "decode", "colocated", "render")
 MODES = ("pull", "push", "colocated")
+DEFAULT_TARGET = "default"  # of a run that names none
 GUIDE_PORTS = {"proxy": 8192, "prefill": 8100, "decode": 8200}
 API_KEY_VARIABLE = "PDBENCH_API_KEY"
 
@@ -162,6 +163,13 @@ def from_document(document: Mapping[str, Any]) -> Deployment:
         servers.append(build_as(Server, record, facts=facts))
     rebuilt: Deployment = build_as(Deployment, document, servers=tuple(servers), credentials=Credentials())
     return rebuilt
+
+
+def flags_for(roles: Sequence[str], target: str) -> str:
+    """What to type to add the servers of roles: their flags, or the recipe of a named target, which takes none."""
+    if target == DEFAULT_TARGET:
+        return " ".join(f"--{role} URL" for role in roles)
+    return f"--target {target}=RECIPE.toml with its {' and '.join(roles)} servers"
 
 
 def split_url(text: str, role: str) -> tuple[str, tuple[str, str] | None]:

@@ -11,7 +11,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pdbench.deployment import GUIDE_PORTS, MODES, ROLES, Deployment, api_key, build, with_logs, with_slots
+from pdbench.deployment import (
+    DEFAULT_TARGET,
+    GUIDE_PORTS,
+    MODES,
+    ROLES,
+    Deployment,
+    api_key,
+    build,
+    with_logs,
+    with_slots,
+)
 from pdbench.errors import UsageError
 
 CONFIG_FILE = Path("pdbench.toml")
@@ -165,7 +175,15 @@ def chosen(flags: TargetFlags, file: Recipe | None) -> list[Deployment]:
         raise UsageError(f"--mode is one of {', '.join(MODES)}, not {flags.mode!r}.")
     if flags.target:
         if flags.urls:
-            raise UsageError("--target and --proxy/--prefill/--decode/--server exclude each other.")
+            raise UsageError(
+                "--target and --proxy/--prefill/--decode/--server exclude each other.",
+                "Write the servers of a target into a recipe file: --target NAME=RECIPE.toml (recipes/README.md).",
+            )
+        if flags.metrics_url or flags.logs:
+            raise UsageError(
+                "--metrics-url and logs name servers of one deployment: they do not go with --target.",
+                "A recipe file says where a page is (metrics_url); measure one target at a time to read logs.",
+            )
         deployments = [_named(text, flags) for text in flags.target]
         if len({deployment.target for deployment in deployments}) < len(deployments):
             raise UsageError("--target: two targets have the same name.")
@@ -176,15 +194,20 @@ def chosen(flags: TargetFlags, file: Recipe | None) -> list[Deployment]:
     if flags.urls and not (flags.recipe and file):
         inherited = file.facts() if file is not None else {}
         built = build(
-            "default", flags.urls, key=key, metrics_urls=_pages(flags), source="flags", **{**inherited, **flags.known}
+            DEFAULT_TARGET,
+            flags.urls,
+            key=key,
+            metrics_urls=_pages(flags),
+            source="flags",
+            **{**inherited, **flags.known},
         )
         if file is not None:
             built = with_slots(built, file.document.get("max_num_seqs"), file.document.get("prefill_max_num_seqs"))
     elif file is not None and file.has_servers:
-        built = file.deployment("default", key, flags.urls, **flags.known)
+        built = file.deployment(DEFAULT_TARGET, key, flags.urls, **flags.known)
     else:
         urls = [(role, f"http://127.0.0.1:{port}") for role, port in GUIDE_PORTS.items()]
-        built = build("default", urls, key=key, source="default ports", **flags.known)
+        built = build(DEFAULT_TARGET, urls, key=key, source="default ports", **flags.known)
     return [with_logs(with_slots(built, flags.max_num_seqs, flags.prefill_max_num_seqs), flags.logs)]
 
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from pdbench.deployment import Credentials, from_document
+from pdbench.deployment import DEFAULT_TARGET, Credentials, flags_for, from_document
 from pdbench.errors import UsageError
 from pdbench.recipe import TargetFlags, chosen, read_recipe
 
@@ -108,6 +109,21 @@ def test_a_wrong_url_with_a_password_does_not_print_it() -> None:
     with pytest.raises(UsageError) as caught:
         chosen(TargetFlags(proxy=["ftp://ann:hunter2@host"]), None)
     assert "hunter2" not in str(caught.value) + caught.value.hint
+
+
+@pytest.mark.parametrize(
+    "flags", [{"decode": ["d"]}, {"metrics_url": ["decode-0=http://d"]}, {"decode_log": ["d.log"]}]
+)
+def test_named_targets_take_their_servers_from_recipes_and_say_so(flags: dict[str, Any]) -> None:
+    with pytest.raises(UsageError) as caught:
+        chosen(TargetFlags(target=["a=http://a"], **flags), None)
+    assert "recipe file" in caught.value.hint
+
+
+def test_what_adds_a_server_can_be_typed() -> None:
+    """The flags of a run without a name, a recipe for a target that has one."""
+    assert flags_for(["decode", "prefill"], DEFAULT_TARGET) == "--decode URL --prefill URL"
+    assert "--target a=RECIPE.toml" in flags_for(["decode"], "a") and "--decode" not in flags_for(["decode"], "a")
 
 
 @pytest.mark.parametrize(

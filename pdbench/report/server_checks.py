@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 
 import numpy as np
 
+from pdbench.deployment import DEFAULT_TARGET, flags_for
 from pdbench.report.cell import COLOCATED, PUSH, Measured
 from pdbench.report.client_checks import stall_limit_s
 from pdbench.report.finding import VOID, WARN, Finding
@@ -181,10 +182,10 @@ def _missing(cell: Measured) -> Iterator[Finding]:
     roles = {str(server.get("role")) for server in cell.deployment.get("servers", [])}
     read = set(cell.window.roles())
     wanted = {"colocated"} if cell.mode == COLOCATED else {"prefill", "decode"}
-    texts = [
-        f"no {role} server was given: its share of TTFT is in unexplained (add --{role} URL)"
-        for role in sorted(wanted - roles)
-    ]
+    texts = []
+    if absent := sorted(wanted - roles):
+        given = flags_for(absent, str(cell.deployment.get("target") or DEFAULT_TARGET))
+        texts.append(f"no {' or '.join(absent)} server was given: what they take of TTFT is in unexplained ({given})")
     texts += [
         f"no metrics page of {role} was read: its share of TTFT is in unexplained"
         for role in sorted((wanted & roles) - read)

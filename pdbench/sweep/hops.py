@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 from urllib.parse import urlsplit
 
-from pdbench.deployment import Deployment, Server
+from pdbench.deployment import Deployment, Server, flags_for
 from pdbench.errors import Unreachable, UsageError
 from pdbench.sweep.client import Client, Opening, RawAnswer, Request
 from pdbench.sweep.clients import open_client
@@ -60,7 +60,9 @@ def both_sides(deployment: Deployment) -> tuple[tuple[Server, ...], tuple[Server
     """Prefill and decode servers. Raises UsageError when there are none of either."""
     for role in ("prefill", "decode"):
         if not deployment.of(role):
-            raise UsageError(f"--drive two-hop needs the {role} servers.", f"Add --{role} URL.")
+            raise UsageError(
+                f"--drive two-hop needs the {role} servers.", f"Give {flags_for([role], deployment.target)}."
+            )
     return deployment.of("prefill"), deployment.of("decode")
 
 

@@ -17,7 +17,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from pdbench.deployment import Deployment, Server
+from pdbench.deployment import Deployment, Server, flags_for
 from pdbench.errors import UsageError
 from pdbench.sweep.client import USER_STAMP, Opening, RawAnswer, Request
 from pdbench.sweep.hops import PREFILL_FIELDS, Several, both_sides, open_each
@@ -33,7 +33,9 @@ _SEPARATORS = (",", ":")
 def renderers(deployment: Deployment) -> tuple[Server, ...]:
     """Servers of the render tier. Raises UsageError when there is none."""
     if not deployment.of("render"):
-        raise UsageError("--drive render needs the render servers.", "Add --render URL.")
+        raise UsageError(
+            "--drive render needs the render servers.", f"Give {flags_for(['render'], deployment.target)}."
+        )
     return deployment.of("render")
 
 

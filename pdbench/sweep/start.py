@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from pdbench import __version__
-from pdbench.deployment import Credentials, Deployment, api_key, build, from_document
+from pdbench.deployment import DEFAULT_TARGET, Credentials, Deployment, api_key, build, from_document
 from pdbench.errors import PdbenchError, Unreachable, UsageError
 from pdbench.probe.discover import notes
 from pdbench.recipe import TargetFlags, chosen
@@ -51,7 +51,7 @@ def practice(stack: contextlib.ExitStack, mode: str, flags: TargetFlags) -> Depl
     urls = [("proxy", testbed.proxy_url)] if testbed.proxy_url else []
     urls += [("prefill", url) for url in testbed.prefill_urls] + [("decode", url) for url in testbed.decode_urls]
     urls += [("colocated", url) for url in testbed.server_urls]
-    return build("default", urls, mode=mode, link_gb_s=settings.link_gb_s, simulated=True, source=TESTBED + mode)
+    return build(DEFAULT_TARGET, urls, mode=mode, link_gb_s=settings.link_gb_s, simulated=True, source=TESTBED + mode)
 
 
 @contextlib.asynccontextmanager

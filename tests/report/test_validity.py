@@ -251,6 +251,17 @@ def test_missing_pages_and_series_are_named(tmp_path: Path) -> None:
     assert "kv_fetch_stage" in found and "nixl_xfer_s" in found
 
 
+def test_servers_that_were_not_given_are_named_with_what_adds_them(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run", [[World(n=20)]])
+    (deployment,) = run.document["deployments"]
+    deployment["servers"] = [one for one in deployment["servers"] if one["role"] == "proxy"]
+    for target, given in (("default", "--decode URL --prefill URL"), ("a", "--target a=RECIPE.toml")):
+        deployment["target"] = run.document["plan"]["cells"][0]["target"] = target
+        flags = summarise(run)["cells"][0]["validity"]
+        (found,) = [flag["evidence"] for flag in flags if flag["code"] == "metrics-missing"]
+        assert given in found and ("--decode" in found) == (target == "default")
+
+
 def test_a_page_that_is_never_read_gives_no_zero(tmp_path: Path) -> None:
     cell = summarise(make_run(tmp_path / "run", [[World(pages=("prefill",))]]))["cells"][0]
     assert "waiting_mean" not in cell and "decode" not in cell["servers"] and "first_step" not in cell["ttft_split_ms"]
