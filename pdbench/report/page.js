@@ -1,6 +1,6 @@
 // Draws the figures in the colours of the page. A figure names its colours as CSS variables; they are looked up when it is
 // drawn, and again when the reader's colour scheme changes or the page is printed. What is on the screen is drawn first, the
-// rest one figure at a time, so that a long page can be read at once.
+// rest one figure at a time, so that a long page can be read at once. The library that draws is unpacked first.
 (function () {
   "use strict";
   const figures = JSON.parse(document.getElementById("figures").textContent);
@@ -74,7 +74,33 @@
     drawAll();
   }
 
-  document.querySelectorAll("button[data-figure]").forEach((button) => {
+  async function unpack(library) {
+    const packed = Uint8Array.from(atob(library.textContent), (letter) => letter.charCodeAt(0));
+    const plain = new Blob([packed]).stream().pipeThrough(new DecompressionStream("gzip"));
+    const script = document.createElement("script");
+    script.textContent = await new Response(plain).text();
+    document.head.append(script);
+  }
+
+  function apologise() {
+    document.querySelectorAll(".plot").forEach((place) => {
+      place.textContent = "This browser is too old to unpack the figures; the tables have their numbers.";
+    });
+  }
+
+  function start() {
+    document.querySelectorAll("button[data-figure]").forEach(onButton);
+    document.querySelectorAll("select[data-figure]").forEach(onSelect);
+    // Other scripts of the page fill figures before they are drawn.
+    window.pdbench = { figures, draw };
+    window.dispatchEvent(new Event("figures"));
+    drawInTurn();
+    window.matchMedia("(prefers-color-scheme: dark)").addEventListener("change", drawInTurn);
+    window.addEventListener("beforeprint", () => print(true));
+    window.addEventListener("afterprint", () => print(false));
+  }
+
+  function onButton(button) {
     button.addEventListener("click", () => {
       const pressed = button.getAttribute("aria-pressed") !== "true";
       button.setAttribute("aria-pressed", pressed);
@@ -82,8 +108,9 @@
       place.dataset.other = pressed ? "yes" : "";
       draw(place.id.slice("figure-".length));
     });
-  });
-  document.querySelectorAll("select[data-figure]").forEach((select) => {
+  }
+
+  function onSelect(select) {
     const choose = () => {
       const place = document.getElementById(select.dataset.figure);
       place.dataset.choice = select.value;
@@ -92,13 +119,8 @@
     select.addEventListener("change", choose);
     // A browser that goes back keeps what was picked.
     document.getElementById(select.dataset.figure).dataset.choice = select.value;
-  });
+  }
 
-  // Other scripts of the page fill figures before they are drawn.
-  window.pdbench = { figures, draw };
-  window.dispatchEvent(new Event("figures"));
-  drawInTurn();
-  window.matchMedia("(prefers-color-scheme: dark)").addEventListener("change", drawInTurn);
-  window.addEventListener("beforeprint", () => print(true));
-  window.addEventListener("afterprint", () => print(false));
+  const library = document.getElementById("library");
+  if (library) unpack(library).then(start, apologise);
 })();

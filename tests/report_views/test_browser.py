@@ -22,6 +22,7 @@ DRAWN = """Array.from(document.querySelectorAll('.plot')).map(plot =>
 COLOURS = "[getComputedStyle(document.body).color, document.querySelector('.plot .xtick text').style.fill]"
 TITLE = "document.querySelector('.plot .xtitle').textContent"
 PRESSED = "document.querySelector('button[data-figure]').getAttribute('aria-pressed')"
+UNPACKED = "new Promise(done => (function look() { window.pdbench ? done(true) : setTimeout(look, 5) })())"
 A_FRAME = "new Promise(done => requestAnimationFrame(() => requestAnimationFrame(done)))"
 
 
@@ -123,12 +124,28 @@ def test_axe_finds_no_serious_fault(tmp_path, dark):
     asyncio.run(look())
 
 
+def test_a_browser_that_cannot_unpack_the_figures_says_so(tmp_path):
+    file = written(tmp_path, "grid", grid_summary(rates=(1,), lens=(1024,)))
+
+    async def look() -> None:
+        async with chromium() as page:
+            await page.call("Page.enable")
+            await page.call("Page.addScriptToEvaluateOnNewDocument", source="delete window.DecompressionStream")
+            await page.open(file)
+            await page.run(A_FRAME)
+            said = await page.run("Array.from(document.querySelectorAll('.plot'), plot => plot.textContent)")
+            assert said and all("too old to unpack" in text for text in said)
+
+    asyncio.run(look())
+
+
 def test_a_print_has_every_figure_and_no_control(tmp_path):
     file = written(tmp_path, "grid", grid_summary())
 
     async def look() -> None:
         async with chromium() as page:
             await page.open(file)
+            await page.run(UNPACKED)
             await page.run("window.dispatchEvent(new Event('beforeprint'))")
             assert await page.run("document.querySelectorAll('.plot:not([data-drawn])').length") == 0
             widths = await page.run("Array.from(document.querySelectorAll('.plot svg.main-svg'), e => e.clientWidth)")
