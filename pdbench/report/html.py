@@ -63,7 +63,7 @@ def _sections(summary: Summary, run: Run, drawn: list[Figure]) -> list[tuple[str
             [
                 heat.maps(cells, several),
                 tables.numbers(cells, several),
-                _legend(cells, wording.slos(summary)),
+                _legend(summary, cells),
                 part_tables.part_tables(cells, several),
                 _notes(cells, several),
             ],
@@ -140,13 +140,14 @@ def _spoken(cell: CellSummary, several: bool, run_verdict: str) -> Markup:
     )
 
 
-def _legend(cells: Sequence[CellSummary], slos: str) -> Markup:
+def _legend(summary: Summary, cells: Sequence[CellSummary]) -> Markup:
     words = "Hatched fields are void or cut short: their latencies are no result. "
     words += "The stronger a colour, the longer TTFT is, the more requests wait, the more slots are needed. "
     words += "Slots: blue below what is available, orange above; needed = asked rate \u00d7 output tokens \u00d7 TPOT. "
     if any((cell.get("slots") or {}).get("needed") and not cell["slots"].get("available") for cell in cells):
         words += "?: slots not known: --max-num-seqs. "
-    words += f"good: {slos}. " if slos else ""
+    words += f"good: {slos}. " if (slos := wording.slos(summary)) else ""
+    words += f"{chance}. " if (chance := wording.sent_by_chance(summary)) else ""
     words += "\u00b1 is the reach of a 95% interval, +? means that the sample does not bound it from above, "
     words += "\u201cneeds N\u201d that too few requests carry the percentile; >x is where its 95% interval begins."
     needs = [n for cell in cells if (n := wording.needed_requests(cell, "p99", "ttft")) is not None]

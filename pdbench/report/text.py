@@ -35,6 +35,7 @@ from pdbench.report.wording import (
     notes,
     part_name,
     place,
+    sent_by_chance,
     sentence,
     share_of_ttft,
     slos,
@@ -172,6 +173,8 @@ def _numbers(
         for cell, row in group:
             yield from _row(cell, row, layout)
     said = [f"{short}: {name}" for short, name in meant.items() if any(short in row for row in layout.rows)]
+    heads = {" ".join(head).strip() for head in layout.heads}
+    said += [note] if "got req/s" in heads and (note := sent_by_chance(summary)) else []
     for note in [*said, *_legend(layout, cells, slos(summary))]:
         yield hanging(Text(), Text(note, style="dim"))
 

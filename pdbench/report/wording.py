@@ -17,6 +17,7 @@ _ESCAPE_SEQUENCE = re.compile(
 )
 
 TOO_FEW = "too-few-requests"
+TELLING_SHARE = 0.1  # by which a rate differs from another before it is worth a word
 INTERRUPTED = "interrupted"
 _OWN_HOST = re.compile(r"(?:Run|Move) pdbench (?:on|to) a host of its own(?:, or lower the rate)?\.")
 _BUSY_HERE = "This machine was busy: close what else runs, then repeat."  # where servers and client must share it
@@ -204,6 +205,33 @@ def which(concerned: int, of: int, first: CellSummary, target: bool = False) -> 
     if concerned == 1:
         return place(first, target)
     return f"{'every cell' if concerned == of else counted(concerned, 'cell')}, such as {place(first, target)}"
+
+
+def sent_by_chance(summary: Summary) -> str:
+    """Why cells got another rate than they asked for although the servers kept up; empty where none did.
+
+    Random arrivals are so many on average only: a short cell may have a third fewer.
+    """
+    cells: Sequence[CellSummary] = summary.get("cells") or []
+    if (summary.get("plan") or {}).get("arrivals") not in ("poisson", "gamma"):
+        return ""
+    concerned = [cell for cell in cells if _off_by_chance(cell)]
+    if not concerned:
+        return ""
+    first = concerned[0]
+    where = which(len(concerned), len(cells), first, len(targets(summary)) > 1)
+    due = float(first["request_rate"]) * float(first["duration_s"])
+    sent = f"{first['sent']:,} sent where {due:,.0f} are due on average; longer cells come closer"
+    return f"got differs from asked by chance, not by the servers, in {where}: {sent}"
+
+
+def _off_by_chance(cell: CellSummary) -> bool:
+    """Whether another number than was due was sent, though as the plan names it, and nearly all was answered in time."""
+    asked, sent, took = cell.get("request_rate"), cell.get("sent"), cell.get("duration_s")
+    got = cell.get("request_throughput")
+    if not asked or not sent or not took or got is None or is_cut(cell) or "arrivals-off" in void_codes(cell):
+        return False
+    return abs(sent / took / asked - 1) > TELLING_SHARE and abs(got / (sent / took) - 1) <= TELLING_SHARE
 
 
 def verdict_mark(cell: CellSummary) -> str:

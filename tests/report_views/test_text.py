@@ -43,6 +43,26 @@ def test_at_80_columns_the_main_numbers_are_there():
         assert number in text, number
 
 
+@pytest.mark.parametrize(
+    ("sent", "got", "arrivals", "explained"),
+    [
+        (12, 1.2, "poisson", True),  # a third fewer came, and were answered as they came
+        (28, 2.8, "poisson", True),
+        (20, 1.2, "poisson", False),  # all came, and the servers fell behind
+        (12, 0.7, "poisson", False),  # both: the servers are what matters
+        (12, 1.2, "constant", False),  # no chance in these
+        (19, 1.9, "poisson", False),
+    ],
+)
+def test_a_rate_that_chance_made_is_told_from_one_that_servers_made(sent, got, arrivals, explained):
+    changes = {"sent": sent, "completed": sent, "duration_s": 10.0, "request_throughput": got}
+    summary = {**grid_summary(), "cells": [cell_summary(0, 2, 1024, **changes)]}
+    summary["plan"] = {**summary["plan"], "arrivals": arrivals}
+    said = " ".join(shown(summary).split())
+    told = f"got differs from asked by chance, not by the servers, in 2 req/s x 1,024 tokens: {sent} sent where 20"
+    assert (told in said) == explained and ("by chance" in said) == explained
+
+
 def test_wider_terminals_say_more():
     wide, narrow = shown(grid_summary(), 160), shown(grid_summary(), 80)
     assert "±4%" in wide and ">66.3 needs 299" in wide and "tokens/s" in wide
