@@ -226,7 +226,7 @@ def sent_by_chance(summary: Summary) -> str:
 
 
 def _off_by_chance(cell: CellSummary) -> bool:
-    """Whether another number than was due was sent, though as the plan names it, and nearly all was answered in time."""
+    """Whether another number than was due was sent, as chance has it, and nearly all was answered in time."""
     asked, sent, took = cell.get("request_rate"), cell.get("sent"), cell.get("duration_s")
     got = cell.get("request_throughput")
     if not asked or not sent or not took or got is None or is_cut(cell) or "arrivals-off" in void_codes(cell):
