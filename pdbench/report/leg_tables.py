@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from rich.text import Text
 
@@ -11,7 +11,7 @@ from pdbench.report.markup import Markup, table, tag
 from pdbench.report.wording import CellSummary, place, tenths
 
 LEGS = {
-    "render": "render", "prefill": "prefill leg", "between": "between", "decode": "decode leg",
+    "render": "render", "prefill": "prefill leg", "between": "hand-over", "decode": "decode leg",
     "second_token": "second token", "derender": "derender",
 }  # fmt: skip
 FIGURES = ("mean", "p50", "p90", "p99")
@@ -35,23 +35,38 @@ def leg_lines(cells: Sequence[CellSummary], several: bool) -> Iterator[Text]:
 def _legs(cells: Sequence[CellSummary], several: bool) -> Iterator[str]:
     for cell in cells:
         legs = cell.get("legs_ms") or {}
-        parts = [
-            f"{name} {tenths(legs[leg]['mean'])} (p99 {tenths(legs[leg].get('p99'))})"
-            for leg, name in LEGS.items()
-            if leg in legs and leg != "between"
-        ]
+        parts = [_leg(name, legs[leg]) for leg, name in LEGS.items() if leg in legs]
         if parts:
             yield f"{place(cell, several)}, ms: {', '.join(parts)}"
 
 
+def _leg(name: str, figures: Mapping[str, float]) -> str:
+    """A leg in words; a hand-over is below 0 where both hops leave together (push)."""
+    if figures["mean"] < 0:
+        return f"hop 2 sent {tenths(-figures['mean'])} before hop 1 ended"
+    return f"{name} {tenths(figures['mean'])} (p99 {tenths(figures.get('p99'))})"
+
+
 def _costs(cells: Sequence[CellSummary], several: bool) -> Iterator[str]:
     for cell in cells:
-        cost = cell.get("proxy_cost_ms")
-        if not cost:
-            continue
-        doubt = f" (95%: {tenths(cost['interval'][0])} to {tenths(cost['interval'][1])})" if "interval" in cost else ""
-        more = "" if doubt else "; --repeats 3 gives it an interval"
-        yield f"{place(cell, several)}: the proxy adds {tenths(cost['mean'])} ms to the mean TTFT{doubt}{more}"
+        if cost := cell.get("proxy_cost_ms"):
+            yield f"{place(cell, several)}: {_cost(float(cost['mean']), cost.get('interval'))}"
+
+
+def _cost(mean_ms: float, interval_ms: Sequence[float] | None) -> str:
+    """What the proxy costs, as far as the interval tells; a difference alone is no finding."""
+    if interval_ms is None:
+        return (
+            f"what the proxy costs is not known: {mean_ms:+,.1f} ms between the mean TTFTs of too few requests for an"
+            " interval; --repeats 3 gives one"
+        )
+    low, high = interval_ms
+    doubt = f"(95%: {tenths(low)} to {tenths(high)})"
+    if low <= 0 <= high:
+        return f"no evidence that the proxy costs anything: {mean_ms:+,.1f} ms of the mean TTFT {doubt}"
+    if high < 0:
+        return f"through the proxy the mean TTFT is {tenths(-mean_ms)} ms shorter {doubt}"
+    return f"the proxy adds {tenths(mean_ms)} ms to the mean TTFT {doubt}"
 
 
 def legs(cells: Sequence[CellSummary], several: bool) -> Markup | None:

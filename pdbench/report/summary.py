@@ -74,7 +74,7 @@ def summarise(run: Run) -> dict[str, Any]:
     cells = [cell_summary(cell, Peers(cell, measured_cells)) for cell in measured_cells]
     if told := told_cells(document):
         cells = sorted([*cells, *told], key=lambda cell: cell["cell"])
-    add_proxy_costs(cells)
+    add_proxy_costs(cells, measured_cells)
     entries = document.get("cell_runs", [])
     interrupted = len(entries) < _planned(document) or any(entry.get("state") != "done" for entry in entries)
     summary = {

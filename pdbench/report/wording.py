@@ -88,9 +88,12 @@ def load_unit(cell: CellSummary) -> str:
 
 
 def place(cell: CellSummary, target: bool = False) -> str:
-    """`8 req/s x 16,384 tokens`, with the target in front where a run has several; other loads by their names."""
-    driven = clean(cell.get("traffic") or f"{short(load(cell))} {load_unit(cell)}", 80)
-    name = f"{driven} x {number_of_tokens(cell.get('prompt_len'))} tokens"
+    """`8 req/s x 16,384 tokens`, with the target in front where a run has several; other loads by their names, and a
+    drive that is not the deployment's own behind."""
+    drive = cell.get("drive", "proxy")
+    own = "" if drive == "proxy" else f", {clean(drive, 20)}"
+    driven = clean(cell.get("traffic") or f"{short(load(cell))} {load_unit(cell)}", 80).removesuffix(own)
+    name = f"{driven} x {number_of_tokens(cell.get('prompt_len'))} tokens{own}"
     return f"{clean(cell.get('target', ''), 40)}: {name}" if target else name
 
 
