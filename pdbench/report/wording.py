@@ -234,7 +234,8 @@ def _off_by_chance(cell: CellSummary) -> bool:
     got = cell.get("request_throughput")
     if not asked or not sent or not took or got is None or is_cut(cell) or "arrivals-off" in void_codes(cell):
         return False
-    return abs(sent / took / asked - 1) > TELLING_SHARE and abs(got / (sent / took) - 1) <= TELLING_SHARE
+    rate = float(sent) / float(took)
+    return abs(rate / float(asked) - 1) > TELLING_SHARE and abs(float(got) / rate - 1) <= TELLING_SHARE
 
 
 def verdict_mark(cell: CellSummary) -> str:
