@@ -35,7 +35,7 @@ LONG = [
     "--descriptors",
     "64",
     "--duration",
-    "20s",
+    "1s",
     "--repeats",
     "100",
     "--op",
@@ -241,7 +241,11 @@ def test_whoever_stops_it_gets_what_was_measured(
     assert done.code == 130 and "what was measured is saved" in done.err
     assert all(ends_soon(worker) for worker in workers)
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())
-    assert summary["kind"] == "transfer"
+    assert summary["kind"] == "transfer" and summary["verdict"] is None
+    cut = summary["cut_short"]
+    assert cut["done"] == len((tmp_path / "run" / "transfers.jsonl").read_text().splitlines()) < cut["planned"]
+    assert f"CUT SHORT after {cut['done']} of {cut['planned']} measurements; not measured: READ" in done.out
+    assert done.err.splitlines()[0].endswith("100 passes"), done.err
 
 
 def test_when_we_are_killed_the_workers_end_too(tmp_path: Path, started: Callable[..., subprocess.Popen[str]]) -> None:

@@ -11,6 +11,7 @@ import pytest
 
 from pdbench.cli import main
 from pdbench.report.transfer.summary import exit_code_of, summarise
+from pdbench.report.transfer.view import view
 from tests.probe_transfer.made import every_shape, made_run
 
 TWO_HOSTS = {"prefill": {"boot_id": "two"}}
@@ -30,6 +31,26 @@ def causes(summary: dict[str, Any]) -> dict[str, str]:
 
 def codes(summary: dict[str, Any]) -> dict[str, str]:
     return {each["code"]: each["severity"] for each in summary["validity"]}
+
+
+def test_a_run_that_was_stopped_says_what_it_lacks_and_gives_no_verdict(tmp_path: Path) -> None:
+    """The run would have had sixteen measurements; of the four asked shapes the first alone was measured."""
+    whole = every_shape(references={"memcpy": 12.0})
+    keys = ("op", "backend", "memory", "ids", "in_flight", "nbytes", "descriptors")
+    asked = [{key: each[key] for key in keys} for each in whole if each["asked"]]
+    planned = {"measurements": len(whole), "asked": asked}
+    assert summarise(made_run(tmp_path / "whole", whole, planned=planned))["cut_short"] is None
+    summary = summarise(made_run(tmp_path / "cut", whole[:1], planned=planned))
+    assert summary["cut_short"] == {"done": 1, "planned": 16, "missing": summary["cut_short"]["missing"]}
+    assert [name.split()[:2] for name in summary["cut_short"]["missing"]] == [
+        ["READ", "contiguous"], ["WRITE", "scattered"], ["WRITE", "contiguous"],
+    ]  # fmt: skip
+    assert summary["verdict"] is None
+    first, so_far = view(summary).answer.splitlines()
+    assert first.startswith("CUT SHORT after 1 of 16 measurements; not measured: READ contiguous")
+    assert so_far.startswith("So far: ") and "GB/s" in so_far
+    nothing = summarise(made_run(tmp_path / "none", [each for each in whole[:3] if not each["asked"]], planned=planned))
+    assert "Nothing that was asked for was measured." in nothing["answer"] and exit_code_of(nothing) == 3
 
 
 def test_a_healthy_run_raises_nothing_but_that_posting_takes_time(tmp_path: Path) -> None:

@@ -19,6 +19,7 @@ import typer
 from pdbench import __version__
 from pdbench.errors import Interrupted, PdbenchError, UsageError
 from pdbench.littles_law import plan_options as shared
+from pdbench.probe.transfer.progress import Progress
 
 if TYPE_CHECKING:
     from pdbench.probe.transfer.plan import Plan
@@ -74,9 +75,9 @@ def probe_transfer(
     Without a model: 64 MiB in 8,192 blocks. On two hosts: --listen on the first, --connect on the second, which
     measures; the token that --listen prints goes into PDBENCH_TRANSFER_TOKEN there.
     """
+    given = locals()
     from pdbench.probe.transfer import backends, nixl, options
-    from pdbench.probe.transfer.plan import Plan
-    from pdbench.quantities import count, seconds, several
+    from pdbench.quantities import seconds
 
     limit_s = seconds(timeout, "--timeout")
     if listen and connect:
@@ -85,21 +86,7 @@ def probe_transfer(
     if listen:
         return serve(options.address(listen, "--listen"), token_file, options.gpu_pair(gpu, one_host=False)[0], limit_s)
     shape = options.shape_of(model, model_config, kv_dtype, tp)
-    shared.check_layout(layout)
-    plan = Plan(
-        options.patterns(shape, prompt_len or [], block_size or [], tp, layout, nbytes or [], descriptors or []),
-        options.ids_of(ids or []),
-        options.ops_of(op or []),
-        ("UCX",),
-        options.memories(memory or []),
-        tuple(several(in_flight or ["1"], "--in-flight", count)),
-        options.interval(poll_interval),
-        nixl_threads,
-        seconds(duration, "--duration"),
-        repeats,
-        options.gpu_pair(gpu, one_host=connect is None),
-        seed,
-    )
+    plan = options.plan_from(shape, given)
     named = options.link_document(shared.link_of(link, link_gb_s))
     target = options.address(connect, "--connect") if connect else None
     token = _token(token_file) if target else None
@@ -148,42 +135,51 @@ def _carry_out(
     run: Run, plan: Plan, limit_s: float, target: tuple[str, int] | None, token: str | None
 ) -> PdbenchError | None:
     """Start the workers, write down what they tell. Returns what ended it early, if anything did."""
-    from pdbench.probe.transfer.channel import listen, new_token
-    from pdbench.probe.transfer.launch import Worker, ending, listen_to, start
 
-    logs = run.path / "logs"
-    workers: list[Worker] = []
+    progress = Progress(sys.stderr, plan.repeats)
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # whoever ends us gets what was measured, as with Ctrl-C
     try:
-        logs.mkdir()
-        with ending(workers):
-            if target is None:
-                token = new_token()
-                with listen("127.0.0.1", 0) as listener:
-                    target = ("127.0.0.1", int(listener.getsockname()[1]))
-                    spec = {"token": token, "connect_s": 30.0, "gpu": plan.gpu[0]}
-                    workers.append(start("prefill", spec, logs, listener))
-            spec = {"token": token, "connect_s": 30.0, "gpu": plan.gpu[1], "host": target[0], "port": target[1]}
-            workers.append(start("decode", {**spec, "plan": plan.document()}, logs))
-            run.document["notes"] += listen_to(workers, limit_s, _writing(run))
+        run.document["notes"] += _measured(run, plan, limit_s, target, token, progress)
         run.document["perftest"] = _perftest(run)
     except KeyboardInterrupt:
-        return Interrupted("interrupted; what was measured is saved.", f"See it: pdbench report {run.path}")
+        hint = f"See it: pdbench report {run.path} (it cannot be resumed; fewer --repeats or shapes take less time)"
+        return Interrupted("interrupted; what was measured is saved.", hint)
     except PdbenchError as error:
         return error
     finally:
+        progress.end()
         run.save()
     return None
 
 
-def _writing(run: Run) -> Callable[[str, dict[str, Any]], None]:
+def _measured(
+    run: Run, plan: Plan, limit_s: float, target: tuple[str, int] | None, token: str | None, progress: Progress
+) -> list[str]:
+    """Start decode's worker, and prefill's where it is on no other host; listen until both are done. Returns notes."""
+    from pdbench.probe.transfer.channel import listen, new_token
+    from pdbench.probe.transfer.launch import Worker, ending, listen_to, start
+
+    logs = run.path / "logs"
+    logs.mkdir()
+    workers: list[Worker] = []
+    with ending(workers):
+        if target is None:
+            token = new_token()
+            with listen("127.0.0.1", 0) as listener:
+                target = ("127.0.0.1", int(listener.getsockname()[1]))
+                spec = {"token": token, "connect_s": 30.0, "gpu": plan.gpu[0]}
+                workers.append(start("prefill", spec, logs, listener))
+        spec = {"token": token, "connect_s": 30.0, "gpu": plan.gpu[1], "host": target[0], "port": target[1]}
+        workers.append(start("decode", {**spec, "plan": plan.document()}, logs))
+        return listen_to(workers, limit_s, _writing(run, progress))
+
+
+def _writing(run: Run, progress: Progress) -> Callable[[str, dict[str, Any]], None]:
     """Cells go into transfers.jsonl as they come, everything else into run.json."""
     import json
 
     from pdbench.report.transfer.results import FILE
     from pdbench.run import storing
-
-    cells = {"done": 0, "of": 0}
 
     def take(role: str, event: dict[str, Any]) -> None:
         match event["event"]:
@@ -192,15 +188,15 @@ def _writing(run: Run) -> Callable[[str, dict[str, Any]], None]:
                 run.document["notes"] += [event["note"]] if event["note"] else []
                 run.save()
             case "cells":
-                cells["of"] = event["count"]
+                run.document["planned"] = {"measurements": event["count"], "asked": event["asked"]}
+                progress.begin(event["count"])
             case "setup":
                 run.document["setup"].append({key: event[key] for key in ("backend", "memory", "setup_ms")})
                 run.document["gpu_pair"] = event["gpu_pair"] or run.document.get("gpu_pair")
             case "cell":
-                cells["done"] += 1
                 with storing(run.path), (run.path / FILE).open("a", encoding="utf-8") as lines:
                     lines.write(json.dumps(event["found"], allow_nan=False) + "\n")
-                _progress(cells["done"], cells["of"])
+                progress.measured(event["found"])
 
     return take
 
@@ -217,11 +213,6 @@ def _perftest(run: Run) -> list[dict[str, Any]]:
     over_ucx = [each for each in verified if (each["backend"], each["memory"]) == ("UCX", "DRAM")]
     sizes = dict.fromkeys((each["op"], each["nbytes"] // each["descriptors_merged"]) for each in over_ucx)
     return [{"op": op, "nbytes": nbytes, **perftest(op, nbytes)} for op, nbytes in sizes]
-
-
-def _progress(done: int, of: int) -> None:
-    if sys.stderr.isatty():
-        print(f"\r{done}/{of} shapes measured", end="" if done < of else "\n", file=sys.stderr, flush=True)
 
 
 def _new_run(out: Path | None, plan: Plan, more: dict[str, Any]) -> Run:
@@ -271,7 +262,7 @@ def _tell(run: Run, failure: PdbenchError | None, *, as_json: bool) -> None:
 
     try:
         summary = conclude(run)
-        if failure is None or summary["results"]:
+        if failure is None or summary["results"] or (summary["cut_short"] or {"done": 0})["done"]:
             show([(run, summary)], as_json=as_json)
     except PdbenchError as error:
         raise failure or error from None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,26 @@ OPS = {"read": "READ", "pull": "READ", "write": "WRITE", "push": "WRITE"}
 DEFAULT_PROMPT_LEN = 16_000
 DEFAULT_BYTES, DEFAULT_DESCRIPTORS = "64MiB", 8192
 PREDICTED_LENS = (1024, 2048, 4096, 8192, 16_384, 32_768, 65_536, 131_072)
+
+
+def plan_from(shape: KvShape | None, given: Mapping[str, Any]) -> Plan:
+    """The plan of the flags, by their names; which backends there are is found out later."""
+    plan_options.check_layout(given["layout"])
+    lens, blocks, raw, pieces = (given[name] or [] for name in ("prompt_len", "block_size", "nbytes", "descriptors"))
+    return Plan(
+        patterns(shape, lens, blocks, given["tp"], given["layout"], raw, pieces),
+        ids_of(given["ids"] or []),
+        ops_of(given["op"] or []),
+        ("UCX",),
+        memories(given["memory"] or []),
+        tuple(several(given["in_flight"] or ["1"], "--in-flight", count)),
+        interval(given["poll_interval"]),
+        given["nixl_threads"],
+        seconds(given["duration"], "--duration"),
+        given["repeats"],
+        gpu_pair(given["gpu"], one_host=given["connect"] is None),
+        given["seed"],
+    )
 
 
 def patterns(

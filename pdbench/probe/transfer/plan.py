@@ -52,6 +52,13 @@ class Cell:
     def descriptors_in_words(self) -> str:
         return f"{self.pattern.descriptors:,} descriptors of {self.memory}"
 
+    @property
+    def identity(self) -> dict[str, Any]:
+        """What tells it from other cells: the same keys as in its result."""
+        names = ("op", "backend", "memory", "ids", "in_flight")
+        told = {name: getattr(self, name) for name in names}
+        return {**told, "nbytes": self.pattern.nbytes, "descriptors": self.pattern.descriptors}
+
     def document(self) -> dict[str, Any]:
         plain = {field.name: getattr(self, field.name) for field in fields(self)}
         nbytes, descriptors = self.pattern.nbytes, self.pattern.descriptors

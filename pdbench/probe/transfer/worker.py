@@ -155,7 +155,7 @@ def lead(worker: Worker, plan: Plan, emit: Callable[[Message], None]) -> None:
     memories, note = kinds(plan, worker.facts, worker.peer)
     todo = cells(plan, memories)
     emit({"event": "sides", "sides": {"decode": worker.facts, "prefill": worker.peer}, "note": note})
-    emit({"event": "cells", "count": len(todo) * plan.repeats})
+    emit({"event": "cells", "count": len(todo) * plan.repeats, "asked": [one.identity for one in todo if one.asked]})
     for backend in plan.backends:
         for memory in memories:
             with worker.explaining():

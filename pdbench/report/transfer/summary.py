@@ -8,6 +8,7 @@ from typing import Any
 from pdbench.littles_law.plan_text import ms, number, percent, plain, size
 from pdbench.report.transfer import findings, predict, results, sound
 from pdbench.report.transfer.carrier import GPU_DIRECT, WITHIN_HOST
+from pdbench.report.transfer.cut import cut_short
 from pdbench.report.wording import clean
 from pdbench.run import Run
 
@@ -26,14 +27,16 @@ def summarise(run: Run) -> dict[str, Any]:
     validity = [doubt.document() for doubt in sound.doubts(found, asked, sides)]
     refused = sound.forbids_verdict(validity)
     made = predict.fits(list(results.shapes(cells)))
+    cut = cut_short(document, len(found), asked)
     theory = next((each["theory_gb_s"] for each in asked if each.get("theory_gb_s")), None)
     summary = {
         "schema": document["schema"],
         "kind": KIND,
         "simulated": False,
         "created_unix_s": document.get("created_unix_s"),
+        "cut_short": cut,
         "answer": answer(asked, plan.get("tp", 1)),
-        "verdict": verdict(asked) if asked and not refused else None,
+        "verdict": verdict(asked) if asked and not refused and cut is None else None,
         "validity": validity,
         "diagnosis": findings.causes(asked, sides, times_count=not refused),
         "results": asked,
@@ -84,7 +87,7 @@ def _theory(result: Mapping[str, Any], run: Mapping[str, Any], sides: Mapping[st
 def answer(asked: Sequence[Mapping[str, Any]], tp: int) -> str:
     """One sentence: what was moved, by what, and how long it takes at its best and when it is fragmented."""
     if not asked:
-        return "Nothing was measured."
+        return "Nothing that was asked for was measured."
     one = min((each for each in asked if each["in_flight"] == 1), key=_preferred, default=asked[0])
     what = f"{one['tokens']:,} tokens of {one['name']}" if one["tokens"] else size(one["nbytes"])
     what += f" ({size(one['nbytes'])} on each of {tp} ranks)" if one["tokens"] and tp > 1 else ""

@@ -7,6 +7,7 @@ from typing import Any
 
 from pdbench.littles_law.plan_charts import Line, LineChart
 from pdbench.littles_law.plan_text import Plan, Table, ms, number, percent, size
+from pdbench.report.transfer.cut import sentence
 from pdbench.report.transfer.predict import WITHHELD
 
 Result = Mapping[str, Any]
@@ -26,6 +27,8 @@ def view(summary: Mapping[str, Any]) -> Plan:
 
 
 def _answer(summary: Mapping[str, Any]) -> str:
+    if summary.get("cut_short"):
+        return f"{sentence(summary['cut_short'])}\nSo far: {summary['answer']}"
     refused = [each["evidence"] for each in summary["validity"] if each["severity"] == "void"]
     refused += [each["evidence"] for each in summary["validity"] if each["code"] == "machine-loaded"]
     if refused and summary["results"]:
