@@ -12,7 +12,7 @@ from typing import Annotated, Any
 import typer
 
 from pdbench import __version__
-from pdbench.errors import CRASH_EXIT_CODE, Interrupted, PdbenchError
+from pdbench.errors import CRASH_EXIT_CODE, Interrupted, PdbenchError, UsageError
 
 VERBS = {
     "sweep": ("pdbench.sweep.command:sweep", "Measure: request rate x prompt length against a live deployment."),
@@ -33,13 +33,16 @@ VERBS = {
 }
 # Options that take several values in a row, as they do in vllm bench serve, and what such a value holds.
 SPREADING = {"--goodput": ":", "--role": "=", "--class": "@"}
+_REFUSED = typer.BadParameter.__mro__[1]  # what typer raises for every wrong use; its versions keep it in other places
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command line and return its exit code (docs/exit-codes.md)."""
     words = list(sys.argv[1:] if argv is None else argv)
     try:
-        _app(words)(args=list(spread(words)), prog_name="pdbench", standalone_mode=True)
+        ended = _app(words)(args=list(spread(words)), prog_name="pdbench", standalone_mode=False)
+    except _REFUSED as error:
+        return _refuse(error)
     except PdbenchError as error:
         _explain(error)
         return error.exit_code
@@ -53,7 +56,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             f"pdbench {__version__}: this is a bug in pdbench; please report it with the lines above.", file=sys.stderr
         )
         return CRASH_EXIT_CODE
-    return 0
+    return ended if isinstance(ended, int) else 0
 
 
 def spread(words: Sequence[str]) -> Iterator[str]:
@@ -126,6 +129,17 @@ def _guarded(function: Callable[..., Any]) -> Callable[..., Any]:
             raise Interrupted("interrupted.") from None
 
     return guarded
+
+
+def _refuse(refused: Any) -> int:
+    """Say what typer refuses as every other mistake is said; a verb without its sub-verb gets its help."""
+    said = str(refused.format_message())
+    if "\n" in said:
+        print(said, file=sys.stderr)
+    else:
+        command = refused.ctx.command_path if refused.ctx else "pdbench"
+        _explain(UsageError(f"{said[:1].lower()}{said[1:].rstrip('.')}.", f"Its flags: {command} --help"))
+    return UsageError.exit_code
 
 
 def _explain(error: PdbenchError) -> None:

@@ -127,7 +127,7 @@ class Run:
     @classmethod
     def create(cls, path: Path, document: Mapping[str, Any]) -> Run:
         """Make the directory. Raises UsageError when it exists and is not empty."""
-        cls.refuse_existing(path)
+        cls.refuse_existing(path, resumable="imported" not in document and document.get("kind") != "transfer")
         with storing(path):
             (path / "live").mkdir(parents=True)
             (path / "parts").mkdir()
@@ -142,9 +142,14 @@ class Run:
         return run
 
     @staticmethod
-    def refuse_existing(path: Path) -> None:
+    def refuse_existing(path: Path, *, resumable: bool = True) -> None:
+        """Raise UsageError for a path that holds something; `resumable`: what was to go there is a sweep."""
         if path.exists() and (not path.is_dir() or any(path.iterdir())):
-            raise UsageError(f"{path} exists.", f"Give another --out, or go on with it: sweep --resume {path}")
+            go_on = resumable and (path / "run.json").is_file()
+            raise UsageError(
+                f"{path} exists.",
+                "Give another --out" + (f", or go on with it: sweep --resume {path}" if go_on else "."),
+            )
 
     @classmethod
     def open(cls, path: Path) -> Run:

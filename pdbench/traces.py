@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import json
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Container, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from hashlib import sha256
@@ -14,6 +15,7 @@ from pathlib import Path
 from pdbench.errors import UsageError
 
 AZURE_COLUMNS = ("TIMESTAMP", "ContextTokens", "GeneratedTokens")
+MOONCAKE_KEYS = ("timestamp", "input_length", "output_length")
 BLOCK_TOKENS = 512  # what each of Mooncake's hash_ids stands for
 
 
@@ -47,15 +49,15 @@ class Trace:
 
 def read_trace(path: Path, option: str = "--trace") -> Trace:
     """Read a trace. UsageError says which line is not what it should be."""
-    wanted = f"Azure's CSV ({','.join(AZURE_COLUMNS)}) and Mooncake's JSONL (timestamp, input_length, ...) are read."
+    wanted = f"Azure's CSV ({', '.join(AZURE_COLUMNS)}) and Mooncake's JSONL ({', '.join(MOONCAKE_KEYS)}) are read."
     try:
         raw = path.read_bytes()
         kind, read = ("mooncake", _mooncake) if raw[:1] == b"{" else ("azure", _azure)
         found = list(read(raw.decode().splitlines()))
     except OSError as error:
         raise UsageError(f"{option} {path}: {error.strerror}.", wanted) from None
-    except (ValueError, KeyError, TypeError) as error:
-        raise UsageError(f"{option} {path}: cannot be read: {error}.", wanted) from None
+    except (ValueError, TypeError) as error:
+        raise UsageError(f"{option} {path} cannot be read: {error}.", wanted) from None
     kept = sorted((each for each in found if each.prompt_tokens > 0 and each.output_tokens > 0), key=lambda r: r.at_s)
     if len(kept) < 2:
         raise UsageError(f"{option} {path}: {len(kept)} requests with tokens; a rate needs two.", wanted)
@@ -65,20 +67,37 @@ def read_trace(path: Path, option: str = "--trace") -> Trace:
 
 
 def _mooncake(lines: Iterable[str]) -> Iterator[TracedRequest]:
-    for line in lines:
+    for number, line in enumerate(lines, 1):
         if line.strip():
-            row = json.loads(line)
-            blocks = tuple(int(block) for block in row.get("hash_ids") or ())
-            if not math.isfinite(at_s := float(row["timestamp"]) / 1000):
-                raise ValueError(f"timestamp {row['timestamp']}")
-            yield TracedRequest(at_s, int(row["input_length"]), int(row["output_length"]), blocks)
+            with _naming(number):
+                row = json.loads(line)
+                _refuse_missing(row, MOONCAKE_KEYS, "key")
+                blocks = tuple(int(block) for block in row.get("hash_ids") or ())
+                if not math.isfinite(at_s := float(row["timestamp"]) / 1000):
+                    raise ValueError(f"timestamp {row['timestamp']}")
+                yield TracedRequest(at_s, int(row["input_length"]), int(row["output_length"]), blocks)
 
 
 def _azure(lines: Iterable[str]) -> Iterator[TracedRequest]:
     rows = csv.DictReader(lines)
-    if not set(AZURE_COLUMNS) <= set(rows.fieldnames or ()):
-        raise ValueError(f"its first line has no columns {', '.join(AZURE_COLUMNS)}")
+    with _naming(1):
+        _refuse_missing(rows.fieldnames or (), AZURE_COLUMNS, "column")
     for row in rows:
-        # Seven digits of a second, one more than Python reads; in one zone, so that no clock change is in between.
-        stamp = datetime.fromisoformat(row["TIMESTAMP"].strip()[:26]).replace(tzinfo=UTC)
-        yield TracedRequest(stamp.timestamp(), int(row["ContextTokens"]), int(row["GeneratedTokens"]))
+        with _naming(rows.line_num):
+            # Seven digits of a second, one more than Python reads; in one zone, so that no clock change is in between.
+            stamp = datetime.fromisoformat((row["TIMESTAMP"] or "").strip()[:26]).replace(tzinfo=UTC)
+            yield TracedRequest(stamp.timestamp(), int(row["ContextTokens"]), int(row["GeneratedTokens"]))
+
+
+def _refuse_missing(found: Container[str], wanted: Sequence[str], what: str) -> None:
+    if missing := [name for name in wanted if name not in found]:
+        raise ValueError(f"it has no {what} {', '.join(missing)}")
+
+
+@contextlib.contextmanager
+def _naming(line: int) -> Iterator[None]:
+    """Give whatever is wrong with a line its number."""
+    try:
+        yield
+    except (ValueError, TypeError) as error:
+        raise ValueError(f"line {line}: {error}") from None

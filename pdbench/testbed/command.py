@@ -28,6 +28,7 @@ def testbed(**options: Any) -> None:
 
     60 ms for a 16k prompt stands for the prefix-cache hits of that run.
     """
+    from pdbench.errors import UsageError
     from pdbench.testbed.launch import TestbedError, running
 
     as_json = options.pop("json")
@@ -49,8 +50,7 @@ def testbed(**options: Any) -> None:
                 _show(deployment)
             stopped.wait()
     except TestbedError as error:
-        typer.echo(str(error), err=True)
-        raise typer.Exit(2) from error
+        raise UsageError(f"{error}.") from None
     if not as_json:
         typer.echo("The SIMULATED deployment has ended.", err=True)
 

@@ -28,6 +28,8 @@ _PR_SET_PDEATHSIG = 1
 
 
 def _listen(host: str, port: int, flag: str) -> socket.socket:
+    if not 0 <= port <= 65535:
+        raise SystemExit(f"--{flag} {port} is no port: it wants 0 to 65535")
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     sock = socket.socket(family, socket.SOCK_STREAM)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

@@ -47,6 +47,22 @@ def test_broken_traces(tmp_path: Path, text: str) -> None:
     assert "Mooncake" in caught.value.hint
 
 
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (MOONCAKE.replace(', "output_length": 490', ""), "line 2: it has no key output_length"),
+        (AZURE.replace(",GeneratedTokens", ""), "line 1: it has no column GeneratedTokens"),
+        (AZURE.replace("3180", "many"), "line 3: invalid literal"),
+    ],
+)
+def test_what_is_wrong_with_a_trace_is_named_with_its_line(tmp_path: Path, text: str, said: str) -> None:
+    path = tmp_path / "trace"
+    path.write_text(text)
+    with pytest.raises(UsageError) as caught:
+        read_trace(path)
+    assert said in str(caught.value) and "GeneratedTokens" in caught.value.hint
+
+
 def test_no_trace(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="No such file"):
         read_trace(tmp_path / "none")

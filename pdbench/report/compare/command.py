@@ -72,6 +72,9 @@ def _sides(runs: Sequence[Path], between: Texts) -> list[tuple[Side, Side]]:
         return [two_targets(read_side(runs[0], BASE), several(between or [], "--between", str))]
     if between:
         raise UsageError("--between names two targets of one run; of several runs the first is the base.")
+    places = [path.resolve() for path in runs]
+    if twice := [path for path, place in zip(runs, places, strict=True) if places.count(place) > 1]:
+        raise UsageError(f"{twice[0]} is given twice: a run does not differ from itself.", "Give another run as NEW.")
     base = read_side(runs[0], BASE)
     return [(base, read_side(path, NEW if len(runs) == 2 else f"{NEW}{i}")) for i, path in enumerate(runs[1:], 1)]
 
@@ -133,9 +136,11 @@ def _show(comparisons: list[Comparison], as_json: bool) -> None:
         sys.stdout.write("\n")
         return
     from pdbench.report.command import terminal
+    from pdbench.report.compare.comparison import REFUSED
     from pdbench.report.compare.text import print_comparison
 
-    for place, comparison in enumerate(comparisons):
+    judged = [comparison for comparison in comparisons if comparison.status != REFUSED]  # the others are errors
+    for place, comparison in enumerate(judged):
         if place:
             print()
         print_comparison(comparison, terminal())
@@ -148,10 +153,10 @@ def _failure(comparisons: list[Comparison], strict: bool) -> PdbenchError | None
 
     of = {comparison.status: comparison for comparison in reversed(comparisons)}
     if REFUSED in of:
-        first = of[REFUSED].refused[0]
-        return UsageError(
-            f"{of[REFUSED].new.path} is not compared with {of[REFUSED].base.path}: {first.why}", first.next_step
-        )
+        refused = of[REFUSED]
+        why = " Also, ".join(each.why for each in refused.refused)
+        steps = " ".join(dict.fromkeys(each.next_step for each in refused.refused))
+        return UsageError(f"{refused.new.path} is not compared with {refused.base.path}: {why}", steps)
     if MEANINGLESS in of:
         return InvalidRun(
             f"no cell is valid both in {of[MEANINGLESS].base.path} and in {of[MEANINGLESS].new.path}.",

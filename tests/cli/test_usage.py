@@ -1,0 +1,62 @@
+"""Every wrong use of the command line is said in one way: a sentence of pdbench's, and where the flags are."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from pdbench.cli import main
+
+
+@pytest.mark.parametrize(
+    ("words", "said", "hint"),
+    [
+        (["sweep", "--rats", "1"], "no such option: --rats", "pdbench sweep --help"),
+        (["sweep", "--repeats", "x"], "invalid value for '--repeats'", "pdbench sweep --help"),
+        (["sweep", "--max-num-seqs", "0"], "invalid value for '--max-num-seqs'", "pdbench sweep --help"),
+        (["sweep", "now"], "got unexpected extra argument", "pdbench sweep --help"),
+        (["swep"], "no such command 'swep'", "pdbench --help"),
+        (["plan", "k"], "no such command 'k'", "pdbench plan --help"),
+        (["plan", "kv", "--tp"], "option '--tp' requires an argument", "--help"),
+        (["report"], "missing argument 'RUN...'", "pdbench report --help"),
+        (["testbed", "--mode", "sideways"], "mode must be one of pull, push, colocated", "pdbench testbed --help"),
+        (["sweep", "--testbed", "sideways"], "--testbed is one of pull", ""),
+    ],
+)
+def test_a_wrong_use_is_one_sentence(
+    words: list[str], said: str, hint: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(words) == 2
+    shown = capsys.readouterr()
+    lines = shown.err.splitlines()
+    assert shown.out == "" and len(lines) <= 2, shown
+    assert lines[0].startswith("pdbench: ") and said in lines[0] and lines[0].endswith(".")
+    assert hint in "".join(lines[1:])
+
+
+@pytest.mark.parametrize(("words", "code"), [(["--help"], 0), (["sweep", "-h"], 0), (["--version"], 0), (["plan"], 2)])
+def test_help_is_no_error(words: list[str], code: int, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(words) == code
+    shown = capsys.readouterr()
+    assert "pdbench:" not in shown.out + shown.err
+
+
+def test_a_port_in_use_is_said_like_everything_else(capsys: pytest.CaptureFixture[str]) -> None:
+    import socket
+
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        assert main(["testbed", "--port", str(taken.getsockname()[1])]) == 2
+    assert main(["testbed", "--port", "65536"]) == 2
+    first, second = capsys.readouterr().err.splitlines()
+    assert first.startswith("pdbench: the SIMULATED deployment did not start: port ") and "is in use" in first
+    assert second.startswith("pdbench: ") and "is no port" in second
+
+
+def test_what_exists_is_not_to_be_resumed_by_an_import(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = Path(__file__).parents[1] / "imports" / "files" / "vllm-detailed-1.json"
+    (tmp_path / "run.json").write_text("{}")
+    assert main(["import", str(file), "--out", str(tmp_path)]) == 2
+    assert "resume" not in capsys.readouterr().err
+    assert main(["sweep", "--out", str(tmp_path)]) == 2
+    assert f"sweep --resume {tmp_path}" in capsys.readouterr().err
