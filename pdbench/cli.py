@@ -7,7 +7,7 @@ import gc
 import importlib
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from typing import Annotated, Any
+from typing import Annotated, Any, cast
 
 import typer
 
@@ -33,7 +33,8 @@ VERBS = {
 }
 # Options that take several values in a row, as they do in vllm bench serve, and what such a value holds.
 SPREADING = {"--goodput": ":", "--role": "=", "--class": "@"}
-_REFUSED = typer.BadParameter.__mro__[1]  # what typer raises for every wrong use; its versions keep it in other places
+# What typer raises for every wrong use; its versions keep it in other places.
+_REFUSED = cast("type[Exception]", typer.BadParameter.__mro__[1])
 
 
 def main(argv: Sequence[str] | None = None) -> int:
