@@ -16,6 +16,8 @@ import pytest
 from tests.cli.conftest import Ended
 from tests.sweep.conftest import started
 
+pytestmark = pytest.mark.alone
+
 Run = Callable[..., Ended]
 RECIPES = Path(__file__).parents[2] / "recipes"
 DYNAMO = Path(os.environ.get("PDBENCH_WORK", RECIPES.parent / ".work")) / "dynamo"

@@ -23,6 +23,7 @@ SMALL = ["--prompt-lens", "512", "--output-len", "16"]
 FILES = {"run.json", "requests.parquet", "chunks.parquet", "metrics.parquet", "summary.json", "report.html"}
 
 
+@pytest.mark.alone
 def test_a_healthy_sweep_ends_with_a_verdict_a_report_and_zero(pdbench: Run, testbed: Bed, tmp_path: Path) -> None:
     bed = testbed(mode="pull")
     ended = pdbench("sweep", *roles(bed), "--rates", "4,8", *SMALL, "--duration", "5s", "--out", "run")
@@ -41,6 +42,7 @@ def test_a_healthy_sweep_ends_with_a_verdict_a_report_and_zero(pdbench: Run, tes
         assert sum(parts.values()) == pytest.approx(cell["mean_ttft_ms"], abs=1e-6)
 
 
+@pytest.mark.alone
 def test_what_is_reported_is_what_the_servers_logged(pdbench: Run, testbed: Bed, tmp_path: Path) -> None:
     bed = testbed(mode="pull")
     ended = pdbench("sweep", *roles(bed), "--rates", "6", *SMALL, "--num-prompts", "40", "--out", "run", "--json")
@@ -120,6 +122,7 @@ def test_ctrl_c_saves_what_was_measured_reports_it_and_can_be_gone_on_with(
     assert after["intended_s"].max() > rows["intended_s"].max()
 
 
+@pytest.mark.alone
 def test_a_slow_proxy_is_the_cause_that_is_named(pdbench: Run, testbed: Bed) -> None:
     bed = testbed(mode="push", proxy_ms=150)
     (cell,) = pdbench("sweep", *roles(bed), "--rates", "4", *SMALL, "--num-prompts", "24", "--json").summary["cells"]

@@ -21,6 +21,7 @@ from tests.report.queue_simulation import World, make_run
 PROXY_MS = 40.0
 
 
+@pytest.mark.alone
 def test_what_a_slow_proxy_costs_is_found(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Planted 40 ms; the prefill leg is prefill's compute, which the settings give."""
     settings = Settings(proxy_ms=PROXY_MS, prefill_ms_per_token=0.05, post_fixed_ms=0.0, post_ms_per_token=0.0)

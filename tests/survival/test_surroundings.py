@@ -122,6 +122,7 @@ def rows_of(sweep: Sweep, cell: int) -> int:
     return PROMPTS if part.exists() else live.read_bytes().count(b"\n") if live.exists() else 0
 
 
+@pytest.mark.alone
 def test_ten_thousand_streams(tmp_path: Path) -> None:
     """All open at once: more descriptors than a process usually may have, and a hundred times what a browser opens."""
     streams = 10_000

@@ -14,6 +14,8 @@ from pdbench.report.summary import summarise
 from tests.sweep.one_cell import measure, open_cell, plan_for
 from tests.sweep.test_client import errors_ms
 
+pytestmark = pytest.mark.alone
+
 
 async def let_be(recorder, stop, rows):
     """The healthy twin."""

@@ -12,6 +12,8 @@ from pdbench.report.summary import summarise
 from pdbench.sweep.prompts import ChatCalibration
 from tests.sweep.one_cell import closed_cell, measure, open_cell, plan_for
 
+pytestmark = pytest.mark.alone
+
 
 def errors_ms(outcome, truth):
     """Our stamp minus the server's, per token event, by request."""

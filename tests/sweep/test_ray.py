@@ -78,6 +78,7 @@ def test_two_nodes_send_what_one_process_sends(pdbench, testbed, cluster, tmp_pa
 
 
 @needs_ray
+@pytest.mark.alone
 def test_a_lost_node_is_told_and_the_sweep_goes_on_with_those_left(testbed, cluster, tmp_path):  # noqa: F811
     words = [*roles(testbed(mode="colocated")), "--rates", "25,30", "--prompt-lens", "64", "--output-len", "8"]
     line = command("sweep", *words, "--num-prompts", "100", "--ray", cluster.address, "--out", "run")

@@ -77,6 +77,7 @@ def test_the_render_tier_alone(tmp_path: Path) -> None:
     assert {row.prompt_tokens for row in outcome.rows} == {PROMPT}
 
 
+@pytest.mark.alone
 def test_what_the_render_tier_sustains(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """One core of 20 ms a request makes at most 49 a second, however many are asked for, and the cell is void."""
     out = tmp_path / "run"

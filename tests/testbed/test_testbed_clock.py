@@ -8,6 +8,8 @@ import pytest
 
 from pdbench.testbed.clock import Alarm
 
+pytestmark = pytest.mark.alone
+
 
 @pytest.mark.parametrize("platform", [sys.platform, "elsewhere"])
 def test_until_returns_at_the_instant_whatever_wakes(monkeypatch: pytest.MonkeyPatch, platform: str) -> None:

@@ -16,6 +16,8 @@ from pdbench.testbed import truth
 from tests.testbed.conftest import Start, value
 from tests.testbed.testbed_client import body, ids, load, one
 
+pytestmark = pytest.mark.alone
+
 
 def eventually(condition: Callable[[], bool], within_s: float = 5.0) -> None:
     end = time.monotonic() + within_s

@@ -11,6 +11,8 @@ from pdbench.testbed import truth
 from tests.testbed.conftest import Start, page
 from tests.testbed.testbed_client import load
 
+pytestmark = pytest.mark.alone
+
 
 def gauges(url: str) -> dict[str, float]:
     wanted = ("num_requests_running", "num_requests_waiting", "by_reason", "by_stage")

@@ -9,6 +9,8 @@ from pdbench.testbed import truth
 from tests.testbed.conftest import Start, value
 from tests.testbed.testbed_client import load
 
+pytestmark = pytest.mark.alone
+
 
 @pytest.mark.parametrize(("mode", "tpot_ms", "growth_ms"), [("pull", 10.3, (38, 52)), ("push", 6.9, (-2, 2))])
 def test_the_reference_case(start: Start, mode: str, tpot_ms: float, growth_ms: tuple[float, float]) -> None:
