@@ -15,7 +15,6 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.special import stdtrit
 
 Floats = NDArray[np.float64]
 Interval = tuple[float, float]
@@ -60,6 +59,8 @@ def by_student(differences: Floats, alpha: float = ALPHA) -> list[Interval]:
 
 def critical_t(pairs: int, family: int, alpha: float = ALPHA) -> float:
     """Student's two-sided critical value at alpha shared by `family` changes."""
+    from scipy.special import stdtrit  # a fifth of a second, which a report of one target does not need
+
     return float(stdtrit(pairs - 1, 1 - alpha / 2 / family))
 
 
