@@ -17,6 +17,7 @@ from pdbench.report.turns import Estimate, Turns, turns_of
 LOOP_SHARE = 0.10  # of decode's time that handoffs may hold it: TPOT is then 11 % longer than it need be
 SURE_LOOP_SHARE = 0.05  # the lower end of its interval
 EXPLAINS = 0.5  # of the time lost: what handoffs must account for to be its cause
+PREEMPTED_SHARE = 0.05  # of the handoffs: from here on stalls may be those of requests that are computed again
 MIN_RISE = 0.15  # TPOT above the low-load one before a stall per admission is worth a word
 
 
@@ -34,10 +35,18 @@ def held(case: Case) -> Estimate | None:
         return None
     if posts_on_loop(case):
         return turns.lost
+    if preempted(case):
+        return None
     stall = turns.stall_ms
     if stall is None or stall.low <= 0 or turns.handoffs_s * stall.value / 1000 < EXPLAINS * turns.lost.value:
         return None
     return turns.lost
+
+
+def preempted(case: Case) -> bool:
+    """Whether decode often computes requests again that it had put back: that holds its loop just when handoffs come."""
+    put_back = case.cell.window.delta("decode", "preemptions") or 0.0
+    return put_back > PREEMPTED_SHARE * case.cell.answers.count("ok")
 
 
 def posted_share(case: Case) -> float:
