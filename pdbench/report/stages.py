@@ -20,6 +20,7 @@ from pdbench.report.window import Gauge, Page, Segment
 POLL_STEPS = 4.0  # a rest this many decode steps long, seen by no gauge, is the wait for the engine's next look
 SIGHTINGS = 5.0  # a wait must be expected this often in the samples before its absence there says anything
 SEEN_SHARE = 0.5  # gauges that account for less than this share of a rest do not name all of it
+MOSTLY = 0.5  # of the waiting beside free slots
 WAITING, LOADING, LOADED = "waiting_to_start", "in_progress", "completed_waiting"
 
 
@@ -93,7 +94,8 @@ def short_of_blocks(cell: Measured, page: Page, engine: str, waiting: Gauge, lim
     """`waiting` where slots were free and the pool had no room for one more request; 0 elsewhere.
 
     One more request needs the blocks of its prompt: as the server's pool is known, else what those that hold blocks
-    have on average.
+    have on average. The next in line may need more (it was preempted, its prompt is longer): where blocks were short in
+    most of the waiting beside free slots, they were in all of it.
     """
     nothing = Gauge(waiting.t, np.zeros_like(waiting.value))
     running, usage = engine_gauge(page, engine, "running"), engine_gauge(page, engine, "kv_cache_usage")
@@ -109,8 +111,9 @@ def short_of_blocks(cell: Measured, page: Page, engine: str, waiting: Gauge, lim
         need_share = used / np.maximum(holders, 1.0)
     else:
         need_share = np.full_like(used, need)
-    short = (ran < limit) & (waiting.value > 0) & (used + need_share > 1.0)
-    return Gauge(waiting.t, np.where(short, waiting.value, 0.0))
+    beside_free = np.where(ran < limit, waiting.value, 0.0)
+    short = np.where(used + need_share > 1.0, beside_free, 0.0)
+    return Gauge(waiting.t, beside_free if short.sum() > MOSTLY * beside_free.sum() else short)
 
 
 def colocated_waits(cell: Measured) -> tuple[float, float] | None:

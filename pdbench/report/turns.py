@@ -108,6 +108,13 @@ def _busy_s(first: Floats, last: Floats) -> float:
     return max(float(np.diff(times)[running[:-1] > 0].sum()), 1e-9)
 
 
+def _since(begun: Floats, t: Floats) -> Floats:
+    """Time that has passed since each of `begun` (sorted), summed over those before t."""
+    before = np.searchsorted(begun, t)
+    passed: Floats = before * t - np.concatenate(([0.0], np.cumsum(begun)))[before]
+    return passed
+
+
 class _Blocks:
     """Sums over blocks of time."""
 
@@ -125,7 +132,9 @@ class _Blocks:
         self.tokens, self.time = tokens[some], summed(ends, gaps)[some]
         self.quiet = summed(ends, quiet)[some]
         self.handoffs = summed(handoffs)[some]
-        self.batch = self.time / length
+        # Not the sum of gaps, which a long one at a block's edge would carry from one block into the next.
+        self.running = np.diff(_since(first, edges) - _since(last, edges))[some]
+        self.batch = self.running / length
 
     def lost(self) -> Estimate:
         """Share of the time beyond quiet turns: a ratio of sums over blocks, with the interval of a ratio."""
@@ -147,7 +156,7 @@ class _Blocks:
         n = len(self.tokens)
         if n < MIN_BLOCKS or self.handoffs.sum() < MIN_BLOCKS / 2:
             return None
-        x, y = np.column_stack((self.time, self.handoffs * self.batch)), self.time - self.quiet
+        x, y = np.column_stack((self.running, self.handoffs * self.batch)), self.time - self.quiet
         if np.linalg.matrix_rank(x) < 2:
             return None
         inverse = np.linalg.inv(x.T @ x)

@@ -52,8 +52,12 @@ class Geometry:
     @property
     def rate(self) -> float:
         """Requests/s at which `use` of the slots is taken."""
-        streams = self.use * self.plain.max_num_seqs
-        return streams / (self.output * self.turn_s(streams))
+        return self.use * self.plain.max_num_seqs / self.hold_s
+
+    @property
+    def hold_s(self) -> float:
+        """For how long a request then holds its slot, by the turns alone."""
+        return self.output * self.turn_s(self.use * self.plain.max_num_seqs)
 
     @property
     def compute_s(self) -> float:
@@ -300,4 +304,9 @@ def planted(geometry: Geometry, mode: str, causes: tuple[str, ...], dose: Dose) 
 
 
 def healthy(geometry: Geometry, mode: str) -> Plant:
-    return Plant(geometry, mode, (), geometry.rate, geometry.output)
+    """Nothing planted. Co-located, computing prompts takes its part of the loop too: the rate at which `use` of the
+    slots is taken is the lower for it."""
+    rate = geometry.rate
+    if mode == "colocated":
+        rate /= 1 + geometry.use * geometry.plain.max_num_seqs * geometry.compute_s / geometry.hold_s
+    return Plant(geometry, mode, (), rate, geometry.output)

@@ -182,9 +182,10 @@ def case_of(cell: Measured, split: Split | None, findings: Sequence[Finding], pe
 
 
 def _lag_s(cell: Measured) -> float:
-    """From a handoff's post to its first token: the transfer, mostly."""
-    role = "prefill" if cell.mode == PUSH else "decode"
-    xfer, post = cell.window.mean_s(role, "nixl_xfer_s"), cell.window.mean_s(role, "nixl_post_s")
+    """From what a handoff does on decode's loop to its first token: in pull it posts, and then the KV moves."""
+    if cell.mode == PUSH:
+        return 0.0
+    xfer, post = cell.window.mean_s("decode", "nixl_xfer_s"), cell.window.mean_s("decode", "nixl_post_s")
     return max(0.0, (xfer or 0.0) - (post or 0.0))
 
 

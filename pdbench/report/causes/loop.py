@@ -44,7 +44,7 @@ def held(case: Case) -> Estimate | None:
 
 
 def preempted(case: Case) -> bool:
-    """Whether decode often computes requests again that it had put back: that holds its loop just when handoffs come."""
+    """Whether decode often computes requests again that it put back: that holds its loop just when handoffs come."""
     put_back = case.cell.window.delta("decode", "preemptions") or 0.0
     return put_back > PREEMPTED_SHARE * case.cell.answers.count("ok")
 
