@@ -18,7 +18,7 @@ from pdbench.report.statistics import Floats
 MIN_GAPS = 200
 MOST_GAPS = 4_000_000
 MIN_BLOCKS = 20
-TURNS_IN_BLOCK = 20.0  # a block is at least so many turns ...
+TURNS_IN_BLOCK = 20.0  # a block is at least so many turns, and a median is one of so many gaps ...
 BLOCK_S = 0.5  # ... and so long
 OFTEN = 1 / 3  # handoffs a turn from which on the median is no quiet turn any more: then the regression alone tells
 LAGS_IN_BLOCK = 10.0  # ... and so many times the way from a handoff's start to its first token
@@ -85,11 +85,17 @@ def turns_of(answers: Answers, lag_s: float) -> Turns | None:
 
 
 def _quiet(gaps: Floats, batch: Floats) -> tuple[Floats, float | None]:
-    """For each gap the median at its batch size, on a straight line through the sizes; and the slope of that line."""
+    """For each gap the median at its batch size, on a straight line through the sizes; and the slope of that line.
+
+    A turn with fewer streams takes no longer than one with more. Where it seems to, its gaps were mostly held up: full
+    slots have a free one just when a handoff comes.
+    """
     sizes, place, counts = np.unique(batch, return_inverse=True, return_counts=True)
     ordered = np.lexsort((gaps, place))
     starts = np.concatenate(([0], np.cumsum(counts)[:-1]))
     medians = gaps[ordered][starts + counts // 2]
+    often = np.where(counts >= TURNS_IN_BLOCK, medians, np.inf)
+    medians = np.minimum(medians, np.minimum.accumulate(often[::-1])[::-1])
     rise: float | None = None
     if len(sizes) > 1:
         slope, level = np.polyfit(sizes, medians, 1, w=np.sqrt(counts))
@@ -127,13 +133,13 @@ class _Blocks:
         def summed(times: Floats, weights: Floats | None = None) -> Floats:
             return np.histogram(times, edges, weights=weights)[0].astype(float)
 
-        tokens = summed(ends)
-        some = tokens >= TURNS_IN_BLOCK
-        self.tokens, self.time = tokens[some], summed(ends, gaps)[some]
+        running = np.diff(_since(first, edges) - _since(last, edges))
+        some = running > 0
+        self.time = summed(ends, gaps)[some]
         self.quiet = summed(ends, quiet)[some]
         self.handoffs = summed(handoffs)[some]
         # Not the sum of gaps, which a long one at a block's edge would carry from one block into the next.
-        self.running = np.diff(_since(first, edges) - _since(last, edges))[some]
+        self.running = running[some]
         self.batch = self.running / length
 
     def lost(self) -> Estimate:
@@ -153,7 +159,7 @@ class _Blocks:
         Both are counted over fixed stretches of time, beside a share of the time that is lost whatever is admitted:
         per turn they would rise together wherever turns are few. Errors are heteroscedasticity-consistent (HC3).
         """
-        n = len(self.tokens)
+        n = len(self.running)
         if n < MIN_BLOCKS or self.handoffs.sum() < MIN_BLOCKS / 2:
             return None
         x, y = np.column_stack((self.running, self.handoffs * self.batch)), self.time - self.quiet
