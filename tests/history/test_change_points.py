@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from pdbench.report.history.change_points import change_points
+from pdbench.report.history.change_points import change_points, with_memory
 
 
 def noise(seed: int, runs: int, series: int) -> np.ndarray:
@@ -54,3 +54,31 @@ def test_histories_without_a_change_show_one_in_about_five_percent() -> None:
         false += any(change_points(list(noise(100 + seed, 14, 4))))
     # Three standard errors above 5 %.
     assert false <= histories * 0.05 + 3 * math.sqrt(histories * 0.05 * 0.95)
+
+
+def weather(seed: int, runs: int, series: int, memory: float) -> np.ndarray:
+    """Runs that each have a share of what is odd in the one before."""
+    values = np.random.default_rng(seed).normal(0, 0.02, (series, runs))
+    for run in range(1, runs):
+        values[:, run] = memory * values[:, run - 1] + math.sqrt(1 - memory**2) * values[:, run]
+    return values
+
+
+@pytest.mark.parametrize("memory", [0.0, 0.4, 0.8])
+@pytest.mark.parametrize("step", [0.0, 0.2])
+def test_memory_is_measured_whatever_levels_there_are(memory: float, step: float) -> None:
+    values = weather(1, 60, 16, memory)
+    values[:, 20:] += step
+    assert with_memory(list(values))[1] == pytest.approx(memory, abs=0.15)
+    assert with_memory([np.ones(20), np.full(20, math.nan), np.arange(5.0)])[1] == 0.0
+
+
+def test_weather_is_rarely_called_a_change_and_a_large_change_is_still_found() -> None:
+    """Without a measured memory more than half of such histories show a change that is none."""
+    quiet = [weather(seed, 16, 8, 0.6) for seed in range(40)]
+    assert sum(any(change_points(list(values))) for values in quiet) <= 10
+    found = 0
+    for values in quiet:
+        values[3, 8:] += 0.2
+        found += any(abs(at - 8) <= 1 for at in change_points(list(values))[3])
+    assert found >= 30

@@ -51,6 +51,7 @@ def document(history: History) -> dict[str, Any]:
             {"shape": one.shape, "values": list(one.values), "per_run": one.per_run, "sure": one.sure}
             for one in history.drifts
         ],
+        "memory": round(history.memory, 3),
         "missing": list(said.missing(history)),
         "left_out": list(history.left_out),
     }

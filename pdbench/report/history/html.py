@@ -37,7 +37,7 @@ def _verdict(history: History) -> Markup:
     if history.simulated:
         text = " These numbers come from a simulated engine, not from a real one."
         parts.append(tag("p", tag("b", "SIMULATED"), text, class_="banner"))
-    notes = [*said.missing(history), *(f"left out: {why}" for why in history.left_out)]
+    notes = [*said.doubts(history), *(f"left out: {why}" for why in history.left_out)]
     parts.append(tag("ul", [tag("li", note) for note in notes], class_="note") if notes else None)
     return tag("div", parts, class_=f"verdict {tone}")
 

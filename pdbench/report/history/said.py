@@ -14,6 +14,7 @@ from pdbench.report.wording import clean, number
 
 MISSING = {"git": "the git commit (PDBENCH_REVISION, or CI's own variable)", "driver": "the GPU driver of this host"}
 VERSION = "the engine's version"
+TELLING_MEMORY = 0.2
 
 
 def run_name(run: Side) -> str:
@@ -47,6 +48,16 @@ def drift_sentence(history: History, drift: Drift) -> str:
         return f"{drift.shape}: {number(known[-1])} req/s fill the slots; no trend"
     ends = f"{number(known[0])} -> {number(known[-1])} req/s fill the slots"
     return f"{drift.shape}: {ends}, {signed(total)} over {len(known)} runs"
+
+
+def doubts(history: History) -> Iterator[str]:
+    """What to keep in mind of the changes: runs that resemble their neighbours, and what the runs do not tell."""
+    if history.memory >= TELLING_MEMORY and not history.too_short:
+        yield (
+            f"runs resemble their neighbours ({history.memory:.0%} of what is odd in one is in the next): only larger "
+            "changes are told from that, and a change may still be weather; quieter runs or more repeats a run help"
+        )
+    yield from missing(history)
 
 
 def missing(history: History) -> Iterator[str]:

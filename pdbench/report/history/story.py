@@ -14,7 +14,7 @@ from pdbench.report.compare.explain import Told, differing_facts
 from pdbench.report.compare.gate import EFFECT, GATED, higher_is_better
 from pdbench.report.compare.pairs import Place, figure, is_valid, name_of, place_of, repeats_of
 from pdbench.report.compare.sides import Side
-from pdbench.report.history.change_points import ALPHA, FEWEST_RUNS, Floats, change_points
+from pdbench.report.history.change_points import ALPHA, FEWEST_RUNS, Floats, with_memory
 from pdbench.report.statistics import mann_kendall_z, theil_sen
 from pdbench.report.wording import CellSummary
 
@@ -77,6 +77,7 @@ class History:
     drifts: tuple[Drift, ...]
     metrics: tuple[str, ...]
     effect: float
+    memory: float = 0.0  # share of a run's deviation that the next run has too
 
     @property
     def simulated(self) -> bool:
@@ -101,11 +102,11 @@ def tell(
     raw = [(name, metric, _values(found, metric)) for name, found in cells for metric in metrics]
     raw = [one for one in raw if any(value is not None for value in one[2])]
     logs = [np.array([math.log(v) if v else math.nan for v in values]) for _, _, values in raw]
-    points = change_points(logs, ALPHA)
+    points, memory = with_memory(logs, ALPHA)
     series = [Series(*one, levels_of(log, at, effect)) for one, log, at in zip(raw, logs, points, strict=True)]
     return History(
         tuple(runs), tuple(left_out), tuple(series), tuple(_events(runs, series)), tuple(_drifts(runs, cells)),
-        tuple(metrics), effect,
+        tuple(metrics), effect, memory,
     )  # fmt: skip
 
 

@@ -38,7 +38,7 @@ def history_text(history: History) -> RenderableType:
             line = Text(said.drift_sentence(history, drift), style="bold red" if down else "")
             parts.append(hanging(Text(), line))
         parts.append(Text())
-    parts += [hanging(Text("note"), Text(note)) for note in said.missing(history)]
+    parts += [hanging(Text("note"), Text(note)) for note in said.doubts(history)]
     parts += [hanging(Text("note"), Text(f"left out: {why}")) for why in history.left_out[:LEFT_OUT_SHOWN]]
     if len(history.left_out) > LEFT_OUT_SHOWN:
         parts.append(hanging(Text("note"), Text(f"and {len(history.left_out) - LEFT_OUT_SHOWN} more left out")))
