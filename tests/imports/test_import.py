@@ -228,6 +228,19 @@ def test_what_cannot_be_imported_is_one_sentence(said, tmp_path, capsys):
     assert "Traceback" not in error and not (tmp_path / "run").exists()
 
 
+@pytest.mark.parametrize(
+    ("file", "change", "said"),
+    [
+        ("vllm-plain.json", {"mean_ttft_ms": "fast"}, "mean_ttft_ms is no number: 'fast'"),
+        ("vllm-plain.json", {"p99_itl_ms": [3]}, "p99_itl_ms is no number: [3]"),
+        ("vllm-detailed-1.json", {"output_lens": [8, "many"] + [8] * 30}, "output_lens[1] is no number: 'many'"),
+    ],
+)
+def test_what_is_no_number_is_named_with_its_field(file, change, said, tmp_path, capsys):
+    assert main(["import", str(changed(tmp_path, file, **change)), "--out", str(tmp_path / "run")]) == 2
+    assert said in capsys.readouterr().err
+
+
 def test_an_imported_run_cannot_be_gone_on_with(tmp_path, capsys):
     imported(tmp_path, "vllm-plain.json")
     assert main(["sweep", "--resume", str(tmp_path / "run")]) == 2

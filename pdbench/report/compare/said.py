@@ -211,11 +211,7 @@ def remarks(comparison: Comparison) -> Iterator[str]:
     """What to keep in mind: sessions apart, repeats left out, what could not be compared."""
     if comparison.refused:
         return
-    if apart := measured_apart(comparison.base, comparison.new):
-        yield (
-            f"measured {apart} apart: whatever else changed in between counts as a change too. "
-            "Two targets in one sweep (--target a=... --target b=...) take turns."
-        )
+    yield from _sessions(comparison)
     uneven = [cell.cell for cell in comparison.cells if cell.cell.pairs and cell.cell.void_base + cell.cell.void_new]
     for cell in uneven:
         yield (
@@ -224,6 +220,18 @@ def remarks(comparison: Comparison) -> Iterator[str]:
             f"{'; the worst are left out, so that a change for the worse looks smaller' if _spared(cell) else ''}"
         )
     yield from comparison.not_compared
+
+
+def _sessions(comparison: Comparison) -> Iterator[str]:
+    """What two runs do not share is in their change and in no interval; a failed gate is what this misleads most."""
+    turns = "Two targets in one sweep (--target a=... --target b=...) take turns."
+    if apart := measured_apart(comparison.base, comparison.new):
+        yield f"measured {apart} apart: whatever else changed in between counts as a change too. {turns}"
+    if comparison.status == FAILED and comparison.base.path != comparison.new.path:
+        yield (
+            "two runs are two sessions, whose own speeds no interval knows: where those differ by 1%, 5 to 9% of "
+            f"comparisons fail with nothing changed. Confirm it before you act. {turns}"
+        )
 
 
 def _spared(cell: PairedCell) -> bool:

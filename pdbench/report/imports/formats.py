@@ -9,9 +9,10 @@ from pathlib import Path
 from pdbench.errors import UsageError
 from pdbench.report.imports import aiperf, guidellm, inference_perf, sglang, vllm
 from pdbench.report.imports.possible import impossible
-from pdbench.report.imports.record import Imported
+from pdbench.report.imports.record import Imported, NoNumber
 from pdbench.report.imports.source import Source, read_source
 
+CHANGED = "Was the file changed?"
 FORMATS: dict[str, tuple[Callable[[Source], bool], Callable[[Source], Imported]]] = {
     "vllm": (vllm.recognises, vllm.read),
     "sglang": (sglang.recognises, sglang.read),
@@ -51,13 +52,15 @@ def read_one(path: Path, format_name: str | None = None) -> Imported:
         )
     try:
         imported = FORMATS[chosen][1](source)
+    except NoNumber as error:
+        raise UsageError(f"{path}: {source.place_of(error.value)} is no number: {error}.", CHANGED) from None
     except (KeyError, TypeError, ValueError, IndexError, AttributeError, StopIteration) as error:
         raise UsageError(
             f"{path} cannot be read as {chosen} writes it ({type(error).__name__}: {error}).",
             "docs/import.md says which versions are read.",
         ) from None
     if (found := impossible(imported)) is not None:
-        raise UsageError(f"{path} holds what no run can have: {found}.", "Was the file changed?")
+        raise UsageError(f"{path} holds what no run can have: {found}.", CHANGED)
     if not any(cell.requests or cell.figures.get("completed") for cell in imported.cells):
         raise UsageError(f"{path} holds no request that was answered or failed.")
     return imported

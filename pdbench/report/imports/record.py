@@ -7,6 +7,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from pdbench.report.wording import clean
+
+ENDLESS = ("inf", "nan", "Infinity", "NaN")  # as some tools write them
 METRICS = ("ttft", "tpot", "itl", "e2el")
 
 
@@ -64,11 +67,21 @@ class Imported:
     simulated: bool = False  # the file itself says that pdbench's testbed answered
 
 
+class NoNumber(ValueError):
+    """`value` stands in a file where a number belongs."""
+
+    def __init__(self, value: Any) -> None:
+        super().__init__(clean(repr(value), 60))
+        self.value = value
+
+
 def known(value: Any) -> float | None:
-    """A number of a file, or `None` for what is no number, NaN or infinite."""
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+    """A number of a file, or `None` where it has none, NaN or an infinite one. Raises NoNumber for anything else."""
+    if value is None or value in ENDLESS:
         return None
-    return float(value)
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise NoNumber(value)
+    return float(value) if math.isfinite(value) else None
 
 
 def whole(value: Any) -> int | None:

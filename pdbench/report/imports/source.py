@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from pdbench.errors import UsageError
+from pdbench.report.wording import clean
 
 MAX_FILE_BYTES = 2_000_000_000
 
@@ -27,6 +28,22 @@ class Source:
     def first(self) -> Any:
         """The first document, which tells the format."""
         return next(self.documents(), None)
+
+    def place_of(self, value: Any) -> str:
+        """The field that holds this very object, such as `itls[3][1]`."""
+        found = (place for document in self.documents() for place in _places(document, value, ""))
+        return clean(next(found, "a field"), 120)
+
+
+def _places(document: Any, value: Any, place: str) -> Iterator[str]:
+    if document is value:
+        yield place.removeprefix(".")
+    elif isinstance(document, dict):
+        for name, inner in document.items():
+            yield from _places(inner, value, f"{place}.{name}")
+    elif isinstance(document, list):
+        for index, inner in enumerate(document):
+            yield from _places(inner, value, f"{place}[{index}]")
 
 
 def read_source(path: Path) -> Source:
