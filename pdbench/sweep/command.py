@@ -165,6 +165,16 @@ def sweep(
     """Measure request rate x prompt length against a live deployment, and say what the numbers are worth.
 
     Without a target: pdbench.toml, else the guide's ports (proxy 8192, prefill 8100, decode 8200) on this host.
+
+    \b
+    Practise, one minute, no GPU:
+      pdbench sweep --testbed pull --rates 2,8 --prompt-lens 1024,16384 \\
+          --duration 10s
+    Your deployment, eight cells of a minute:
+      pdbench sweep --proxy http://HOST:8192 --prefill http://HOST:8100 \\
+          --decode http://HOST:8200 --max-num-seqs 8
+    Two deployments in turns, with what explains their difference:
+      pdbench sweep --target pull=pull.toml --target push=push.toml --repeats 8
     """
     given = locals()
     from pdbench.run import Run

@@ -98,7 +98,8 @@ def _shuffled(values: Floats, orders: NDArray[np.int64], memory: float) -> Float
     for run in range(1, found.shape[1]):
         found[:, run] = memory * found[:, run - 1] + rest * found[:, run]
     found -= found.mean(axis=1, keepdims=True)
-    return found / found.std(axis=1, keepdims=True)
+    found /= found.std(axis=1, keepdims=True)
+    return found
 
 
 def _gains(shuffled: Floats) -> Floats:
