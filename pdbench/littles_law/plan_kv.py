@@ -48,14 +48,15 @@ def _kv_plan(shape: KvShape, tp: int, lens: list[int], block_size: int, layout: 
     answer = f"{shape.model} keeps {binary_size(shape.bytes_per_token)} of KV cache a token"
     if shape.growing_bytes_per_token < shape.bytes_per_token:
         answer += f" ({binary_size(shape.growing_bytes_per_token)} past its windows)"
-    answer += f": a prompt of {longest:,} tokens is {size(shape.bytes_for(longest))}"
-    answer += f", {size(shape.rank_bytes(longest, tp))} on each of {tp} GPUs." if tp > 1 else "."
+    answer += f": a prompt of {longest:,} tokens is {binary_size(shape.bytes_for(longest))}"
+    answer += f" ({size(shape.bytes_for(longest))})"
+    answer += f", {binary_size(shape.rank_bytes(longest, tp))} on each of {tp} GPUs." if tp > 1 else "."
     counted = [shape.in_blocks(tokens, block_size, tp, layout) for tokens in lens]
     rows, documents = [], []
     for tokens, blocks in zip(lens, counted, strict=True):
         fits = "" if pool is None else f"{pool.sequences(tokens):,}"
-        rows.append((f"{tokens:,}", size(shape.bytes_for(tokens)), binary_size(blocks.rank_bytes), f"{blocks.blocks:,}",
-                     f"{blocks.descriptors:,}", *([fits] if pool else [])))  # fmt: skip
+        sizes = (binary_size(shape.bytes_for(tokens)), binary_size(blocks.rank_bytes))
+        rows.append((f"{tokens:,}", *sizes, f"{blocks.blocks:,}", f"{blocks.descriptors:,}", *([fits] if pool else [])))
         documents.append(_kv_document(shape, tokens, tp, blocks, pool))
     heads = ("prompt", "KV bytes", "a GPU, in blocks", "blocks", "descriptors", *(["fit"] if pool else []))
     title = f"TP {tp}, blocks of {block_size} tokens, {LAYOUTS[layout]}"
@@ -105,5 +106,6 @@ def _kv_remarks(shape: KvShape, tp: int, counted: list[Blocks]) -> list[str]:
         )
     small, large = min(b.smallest_descriptor_bytes for b in counted), max(b.largest_descriptor_bytes for b in counted)
     span = binary_size(small) if small == large else f"{binary_size(small)} to {binary_size(large)}"
+    remarks.append("Sizes are in powers of 1,024, as memory is counted; links are counted in powers of 1,000 (GB).")
     remarks.append(f"A descriptor moves {span} where no two blocks lie beside each other; fewer where they do.")
     return remarks

@@ -29,6 +29,7 @@ HISTORY = 40  # gauges in the sparkline
 BARS = "▁▂▃▄▅▆▇█"
 PLAIN_BARS = "_.-=+*#@"
 LABEL_WIDTH = 9
+LONGEST_LOAD = 30  # characters; more classes are counted, not named
 
 
 class Seen:
@@ -139,10 +140,10 @@ class Live:
         self._line(f"{self.turn + 1}/{len(self.turns)}  {name}{again}: ", parts)
 
     def _line(self, head: str, parts: Sequence[str] = ()) -> None:
-        """One line. On a terminal it gives up its last parts where it does not fit, and wraps between words."""
+        """One line, which gives up its last parts where it does not fit; on a terminal it wraps between words."""
         narrow = self._view is not None
         kept = list(parts)
-        while narrow and len(kept) > 2 and len(head + ", ".join(kept)) > self.console.width:
+        while len(kept) > 2 and len(head + ", ".join(kept)) > self.console.width:
             kept.pop()
         with self._pen:
             self.console.print(Text(head + ", ".join(kept)), soft_wrap=not narrow)
@@ -219,7 +220,11 @@ def cell_name(plan: Plan, cell: Cell, *, target: bool) -> str:
         if cell.request_rate is not None
         else f"{cell.max_concurrency} streams, closed loop"
     )
-    name = f"{plan.traffic(cell) or load} x {cell.prompt_len:,} tokens"
+    driven = plan.traffic(cell) or load
+    if len(plan.classes) > 1 and len(driven) > LONGEST_LOAD:
+        names = " + ".join(each.name for each in plan.classes)
+        driven = driven.replace(names, f"{len(plan.classes)} classes")
+    name = f"{driven} x {cell.prompt_len:,} tokens"
     name, shown = ("".join(c for c in text if c.isprintable()) for text in (name, cell.target))
     return f"{shown}: {name}" if target else name
 

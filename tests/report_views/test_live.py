@@ -11,6 +11,7 @@ from rich.console import Console
 
 from pdbench.deployment import build
 from pdbench.run import RequestRow
+from pdbench.sweep.classes import TrafficClass
 from pdbench.sweep.live import Live
 from pdbench.sweep.plan import Plan, grid
 
@@ -53,6 +54,21 @@ def test_no_terminal_gets_a_line_at_the_start_and_the_end_of_a_cell():
     start, end = file.getvalue().splitlines()
     assert start == "cell 2 of 2: 4 req/s x 1,024 tokens, about 60 s"
     assert end == "2/2  4 req/s x 1,024: 10 ok, 1 not, TTFT p50 50 ms, TPOT p50 10 ms, waiting <= 3"
+
+
+def test_lines_of_classes_fit_80_columns():
+    names = ("interactive-chat", "batch-summaries", "agents")
+    plan = plan_of(classes=tuple(TrafficClass(name, 1.0, "128") for name in names))
+    view, file = live(plan)
+    with view:
+        view.cell_started(plan.cells[0], 0, 40)
+        for index in range(10):
+            view.row(row(index))
+        view.gauges(SERVERS)
+        view.cell_ended(plan.cells[0], 0)
+    start, end = file.getvalue().splitlines()
+    assert "1 req/s of 3 classes x 1,024" in start and "1 req/s of 3 classes x 1,024: 10 ok" in end
+    assert max(len(start), len(end)) <= 80
 
 
 @pytest.mark.parametrize("width", [60, 80])

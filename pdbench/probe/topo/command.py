@@ -38,7 +38,10 @@ def topo(
 
         show(found, html)
     if found.plan is not None and not found.plan.works:
-        raise GateFailed(found.plan.verdict, "Change --role, or repair what it names; pdbench topo shows all pairs.")
+        step = "Change --role, or repair what it names; pdbench topo shows all pairs."
+        if found.machine.nvml.trouble is not None:
+            step = "Judge the plan on the host that has its GPUs, or repair the driver of this one."
+        raise GateFailed(found.plan.verdict, step)
 
 
 def _write(path: Path, found: Answer) -> None:

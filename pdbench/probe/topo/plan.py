@@ -113,7 +113,7 @@ def rank_pairs(prefill: Sequence[int], decode: Sequence[int]) -> list[tuple[int,
 
 def _problems(machine: Machine, prefill: Instances, decode: Instances) -> Iterable[str]:
     if machine.nvml.trouble is not None:
-        yield f"no GPU can be used here: {machine.nvml.trouble.message}"
+        yield f"this machine has no GPU that can be used ({machine.nvml.trouble.message.rstrip('.')})"
         return
     named = [gpu for instance in (*prefill, *decode) for gpu in instance]
     there: dict[int, Gpu] = {gpu.index: gpu for gpu in machine.gpus}

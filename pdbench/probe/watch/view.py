@@ -79,13 +79,13 @@ def _row(one: Watched) -> list[RenderableType]:
 
 
 def _flow(frame: Frame) -> Table:
-    """Throughput and handoffs of both windows, side by side with what the load needs."""
+    """Throughput and handoffs of both windows, one below the other, with what the load needs."""
     table = Table(box=None, padding=(0, 1), pad_edge=False)
     table.add_column("")
     heads = ("req/s", "in tok/s", "out tok/s", "TPOT", "moves/s", "MB/s", "expired", "slots need/have")
     for head in heads:
         table.add_column(head, justify="right")
-    for reading in (frame.now, frame.long):
+    for reading in _windows(frame):
         have = "?" if reading.slots_available is None else f"{reading.slots_available:,}"
         nbytes = reading.transfer_nbytes_per_s
         table.add_row(
@@ -107,9 +107,14 @@ def _split(frame: Frame) -> Table:
     table.add_column("TTFT, ms")
     for part in PARTS:
         table.add_column(part.replace("_", " "), justify="right")
-    for reading in (frame.now, frame.long):
+    for reading in _windows(frame):
         table.add_row(_length(reading), *(_figure(reading.parts_ms.get(part)) for part in PARTS))
     return table
+
+
+def _windows(frame: Frame) -> list[Reading]:
+    """The short window and the long one, or one of them where they are still the same."""
+    return [frame.now] if _length(frame.now) == _length(frame.long) else [frame.now, frame.long]
 
 
 def _length(reading: Reading) -> str:
