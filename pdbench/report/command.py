@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from pdbench.errors import InvalidRun, UsageError
+from pdbench.errors import GateFailed, InvalidRun, UsageError
 from pdbench.run import Run, storing
 
 if TYPE_CHECKING:
@@ -125,14 +125,19 @@ def terminal() -> Console:
 
 
 def refuse_invalid(run: Run, summary: dict[str, Any]) -> None:
-    """Raise InvalidRun (exit code 3) when no cell of the run means anything."""
+    """Raise InvalidRun (code 3) when no cell of the run means anything, GateFailed (1) when no rate holds an SLO."""
     if summary.get("kind") == "transfer":
         from pdbench.report.transfer.shown import refuse_meaningless
 
         return refuse_meaningless(summary)
     from pdbench.report.summary import exit_code_of
 
-    if exit_code_of(summary):
+    code = exit_code_of(summary)
+    if code == GateFailed.exit_code:
+        raise GateFailed(
+            "an SLO fails at every rate.", "Ease the --slo, or find what it goes to: the split of TTFT above."
+        )
+    if code:
         raise InvalidRun(
             f"no cell of {run.path} is valid; the numbers are kept, but they mean nothing as they stand.",
             "The validity flags above say why, and what to type next.",

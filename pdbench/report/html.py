@@ -19,6 +19,7 @@ from pdbench.report import (
     time_figures,
     wording,
 )
+from pdbench.report.capacity.html import search_section
 from pdbench.report.compare.between import between_targets
 from pdbench.report.compare.html import difference as target_difference
 from pdbench.report.events import Events, of_run
@@ -56,7 +57,9 @@ def _sections(summary: Summary, run: Run, drawn: list[Figure]) -> list[tuple[str
         return [("measured", "How it was measured", [measured.measured(summary, run.document)])]
     requests = run.table("requests", explorer.COLUMNS)
     events = of_run(run, requests["request_id"].tolist())
+    searched = [("search", "Which rate holds", search_section(summary, drawn))] if summary.get("capacity") else []
     return [
+        *searched,
         (
             "grid",
             "The grid",

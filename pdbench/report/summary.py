@@ -24,6 +24,8 @@ from pdbench.report.answers import (
 )
 from pdbench.report.arrivals_check import arrival_figures
 from pdbench.report.breakdown import breakdown, steadiness
+from pdbench.report.capacity.answer import capacity_document, capacity_said, is_unfinished
+from pdbench.report.capacity.answer import exit_code_of as capacity_exit_code
 from pdbench.report.cell import Measured, Part, measured
 from pdbench.report.client_health import stamps_note
 from pdbench.report.counsel import counsel
@@ -70,13 +72,15 @@ def summarise(run: Run) -> dict[str, Any]:
     """The summary document of a run directory, from what the directory holds and nothing else."""
     document = run.document
     simulated = bool(document.get("simulated")) or any(d.get("simulated") for d in document.get("deployments", []))
-    measured_cells = list(_cells(run))
-    cells = [cell_summary(cell, Peers(cell, measured_cells)) for cell in measured_cells]
+    whole = list(measured_cells(run))
+    cells = [cell_summary(cell, Peers(cell, whole)) for cell in whole]
     if told := told_cells(document):
         cells = sorted([*cells, *told], key=lambda cell: cell["cell"])
-    add_proxy_costs(cells, measured_cells)
+    add_proxy_costs(cells, whole)
+    capacity = capacity_document(document.get("plan", {}), whole)
     entries = document.get("cell_runs", [])
     interrupted = len(entries) < _planned(document) or any(entry.get("state") != "done" for entry in entries)
+    interrupted = interrupted or is_unfinished(capacity)
     summary = {
         "schema": SCHEMA,
         "simulated": simulated,
@@ -85,12 +89,13 @@ def summarise(run: Run) -> dict[str, Any]:
         "targets": [d.get("target") for d in document.get("deployments", [])],
         "plan": document.get("plan", {}),
         "imported_from": (document.get("imported") or {}).get("tool"),
-        "tiers": [found.document() for found in tiers(measured_cells)],
-        "hidden_transfer": [found.document() for found in hidden(measured_cells)],
+        "tiers": [found.document() for found in tiers(whole)],
+        "hidden_transfer": [found.document() for found in hidden(whole)],
         "versions": _versions(document),
         **facts(document),
         "interrupted": interrupted,
-        "verdict": run_verdict(cells, simulated, document.get("plan"), interrupted),
+        "capacity": capacity,
+        "verdict": run_verdict(cells, simulated, document.get("plan"), interrupted, capacity_said(capacity)),
         "cells": cells,
     }
     cleaned: dict[str, Any] = _clean(summary)
@@ -98,7 +103,9 @@ def summarise(run: Run) -> dict[str, Any]:
 
 
 def exit_code_of(summary: Mapping[str, Any]) -> int:
-    """0 when at least one cell is valid, else 3."""
+    """0 when at least one cell is valid, else 3. A search has an answer of its own."""
+    if summary.get("capacity"):
+        return capacity_exit_code(summary["capacity"])
     return 0 if any(not cell_is_void(cell) and cell["state"] == "done" for cell in summary["cells"]) else 3
 
 
@@ -287,7 +294,7 @@ def _client_keys(cell: Measured) -> dict[str, Any]:
     return found
 
 
-def _cells(run: Run) -> Iterator[Measured]:
+def measured_cells(run: Run) -> Iterator[Measured]:
     """The measured cells of a run, in the plan's order."""
     document = run.document
     plan = document.get("plan", {})

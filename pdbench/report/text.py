@@ -11,6 +11,7 @@ from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from pdbench.report.capacity.text import probe_tables
 from pdbench.report.columns import NUMBERS, Column, Layout, arrange, reach_of, split_columns, target_column
 from pdbench.report.leg_tables import drive_column, leg_lines
 from pdbench.report.part_tables import part_lines
@@ -91,7 +92,8 @@ def final_table(summary: Summary, width: int) -> RenderableType:
         parts += [*_blank(parts), *_numbers(summary, cells, first, meant, width), *part_lines(cells, several, width)]
         parts += [*_split(cells, first, several, width), *leg_lines(cells, several)]
         parts += [*_notes(cells, several), *_warnings(cells, several)]
-        parts += _difference(summary, width) if several else []
+        parts += probe_tables(summary)
+        parts += _difference(summary, width) if several and not summary.get("capacity") else []
     simulated = ("SIMULATED. ", "bold magenta") if summary.get("simulated") else ""
     return Group(*parts, *_blank(parts), Text.assemble(simulated, (said, "bold")))
 

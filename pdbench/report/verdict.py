@@ -115,13 +115,16 @@ def run_verdict(
     simulated: bool,
     plan: Mapping[str, Any] | None = None,
     interrupted: bool = False,
+    answer: str = "",
 ) -> str:
-    """How many cells are valid, and the first thing to change at the most telling one."""
+    """How many cells are valid, and the first thing to change at the most telling one; of a search its `answer`."""
     prefix = "SIMULATED. " if simulated else ""
     prefix += f"{interruption(plan or {}, cells)} " if interrupted else ""
     if not cells:
         return prefix + "No cell was measured."
     several = len({cell.get("target") for cell in (*cells, *((plan or {}).get("cells") or []))}) > 1
+    if answer:
+        return f"{prefix}{answer}"
     # What an interruption cut off says nothing about the servers, as long as anything else was measured.
     judged = [cell for cell in cells if not is_cut(cell)] or cells
     void = [cell for cell in judged if is_void(cell)]

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 Texts = list[str] | None
 TARGET, LOAD, RUN = "What is measured", "What is sent", "The run"
 SHAPE = "Other shapes of traffic (docs/traffic.md)"
+SEARCH = "A search instead of given rates (docs/capacity.md)"
 
 
 def sweep(
@@ -123,6 +124,23 @@ def sweep(
         str | None, typer.Option(help="fresh (one a request) or pool (kept).", rich_help_panel=LOAD)
     ] = None,
     goodput: Annotated[Texts, typer.Option(help="SLOs in ms: ttft:2000 tpot:30.", rich_help_panel=LOAD)] = None,
+    find_capacity: Annotated[
+        bool | None,
+        typer.Option("--find-capacity", help="Search the highest rate that holds every --slo.", rich_help_panel=SEARCH),
+    ] = None,
+    find_knee: Annotated[
+        bool | None,
+        typer.Option("--find-knee", help="Search the rate at which p99 ITL breaks down.", rich_help_panel=SEARCH),
+    ] = None,
+    slo: Annotated[
+        Texts,
+        typer.Option(
+            help="ttft:p99:500ms, tpot:mean:30ms, attained:95% of --goodput; repeatable.", rich_help_panel=SEARCH
+        ),
+    ] = None,
+    max_duration: Annotated[
+        str | None, typer.Option(help="Time for the whole search: 1h.", rich_help_panel=SEARCH)
+    ] = None,
     repeats: Annotated[int | None, typer.Option(min=1, help="Measure the grid so often.", rich_help_panel=LOAD)] = None,
     classes: Annotated[
         Texts, typer.Option("--class", help="NAME:[PROMPT/]OUT@RATE; repeat to mix.", rich_help_panel=SHAPE)
@@ -236,13 +254,23 @@ async def _carry_out(
         stop = asyncio.Event()
         try:
             with _stopping_on_ctrl_c(stop), Live(plan, known) as live:
-                await measure(run, plan, known, chat, live, stop, senders)
+                await measure(run, plan, known, chat, live, stop, senders, _grown)
             if stop.is_set():
                 hint = f"Go on: pdbench sweep --resume {run.path}"
                 raise Interrupted("interrupted; what was measured is saved.", hint)
         except PdbenchError as error:
             return run, error
     return run, None
+
+
+def _grown(run: Run, plan: Plan) -> Plan | None:
+    """The plan with the next probe of a search; None where there is none."""
+    if plan.search is None:
+        return None
+    from pdbench.report.capacity.growth import next_probe
+
+    found = next_probe(run)
+    return None if found is None else plan.with_probe(found[0], found[1].rate, found[1].requests)
 
 
 @contextlib.contextmanager

@@ -109,6 +109,12 @@ class Live:
             about = f", about {expected:.0f} s" if expected else ""
             self._line(f"{self._where(cell, repeat)}{about}")
 
+    def grown(self, plan: Plan) -> None:
+        """The plan has more cells now, behind those that it had."""
+        self.plan = plan
+        self.turns = list(plan.turns())
+        self.expected_s = [plan.lasts_s(cell) for cell, _ in self.turns]
+
     def row(self, row: RequestRow) -> None:
         self.seen.row(row)
         self._news.set()

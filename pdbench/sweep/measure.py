@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import AsyncIterator, Callable, Mapping, Set
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 from pdbench.deployment import Deployment
@@ -22,6 +22,14 @@ SETTLE_S = 0.5  # between cells, at least
 SETTLE_LIMIT_S = 30.0  # how long to wait for servers that still work on what is not ours to wait for
 GAUGES_PERIOD_S = 0.25
 GONE = {"connect", "reset", "dns"}  # what requests end with when the server is not there
+
+
+Grow = Callable[[Run, Plan], Plan | None]
+
+
+def as_planned(run: Run, plan: Plan) -> Plan | None:
+    """The plan stays as it is."""
+    return None
 
 
 class Senders(Protocol):
@@ -59,18 +67,22 @@ async def measure(
     live: Live,
     stop: asyncio.Event,
     senders: Senders,
+    grow: Grow = as_planned,
 ) -> None:
-    """Measure every cell that run.json does not call done. Raises Unreachable when a whole cell finds no server."""
+    """Measure every cell that run.json does not call done, and those by which the plan then grows.
+
+    Raises Unreachable when a whole cell finds no server.
+    """
     done = {(entry["cell"], entry["repeat"]) for entry in run.document["cell_runs"] if entry["state"] == "done"}
     async with _sampling(run, plan, deployments) as sampler:
         bench = Bench(run, plan, deployments, chat, sampler, senders, live, stop)
-        for cell, repeat in plan.turns():
-            if (cell.cell, repeat) in done:
-                continue
+        while (turn := await _next_turn(bench, done, grow)) is not None:
+            bench, cell, repeat = turn
             await _settle(sampler, stop)
             if stop.is_set():
                 return
             kinds = await _measure_cell(bench, cell, repeat)
+            done.add((cell.cell, repeat))
             if kinds and kinds <= GONE:
                 run.document["cell_runs"][-1]["state"] = "interrupted"
                 run.save()
@@ -78,6 +90,20 @@ async def measure(
                     f"{deployments[cell.target].front.url} stopped answering: no request of a whole cell got through.",
                     f"Start it again and go on: pdbench sweep --resume {run.path}",
                 )
+
+
+async def _next_turn(bench: Bench, done: Set[tuple[int, int]], grow: Grow) -> tuple[Bench, Cell, int] | None:
+    """The next cell that is not done, if need be of a plan that has grown; None at the end."""
+    run, plan = bench.run, bench.plan
+    if all((cell.cell, repeat) in done for cell, repeat in plan.turns()) and not bench.stop.is_set():
+        grown = await asyncio.to_thread(grow, run, plan)
+        if grown is None:
+            return None
+        run.document["plan"] = grown.document()
+        run.save()
+        bench.live.grown(grown)
+        bench = replace(bench, plan=grown)
+    return next(((bench, cell, repeat) for cell, repeat in bench.plan.turns() if (cell.cell, repeat) not in done), None)
 
 
 @contextlib.asynccontextmanager
@@ -101,6 +127,7 @@ async def _measure_cell(bench: Bench, cell: Cell, repeat: int) -> set[str | None
     entries[:] = [entry for entry in entries if (entry["cell"], entry["repeat"]) != (cell.cell, repeat)]
     entries.append({"cell": cell.cell, "repeat": repeat, "attempt": attempt, "state": "running"})
     run.save()
+    plan = bench.plan.of(cell)
     kinds: set[str | None] = set()
 
     def on_row(row: RequestRow) -> None:
@@ -109,12 +136,12 @@ async def _measure_cell(bench: Bench, cell: Cell, repeat: int) -> set[str | None
 
     edge = await bench.sampler.begin(cell.cell, repeat, run.live_path("metrics", cell.cell, repeat))
     _note(run, cell, edge)
-    bench.live.cell_started(cell, repeat, bench.plan.num_prompts)
+    bench.live.cell_started(cell, repeat, plan.num_prompts)
     gauges = asyncio.create_task(_show_gauges(bench))
     try:
         deployment, chat = bench.deployments[cell.target], bench.chat[cell.target]
-        schedule = cell_schedule(bench.plan, cell, repeat) if bench.plan.digests else None
-        job = Job(deployment, bench.plan, cell, repeat, run_tag(run), chat, attempt=attempt, schedule=schedule)
+        schedule = cell_schedule(plan, cell, repeat) if plan.digests else None
+        job = Job(deployment, plan, cell, repeat, run_tag(run), chat, attempt=attempt, schedule=schedule)
         entries[-1] = await bench.senders.run_cell(job, run, bench.stop, on_row)
     finally:
         gauges.cancel()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import secrets
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from pdbench.quantities import count, positive, seconds, several
 from pdbench.sweep.lengths import Law, law, laws, the_trace
 from pdbench.sweep.load_options import LOADS, OF_LOAD, WITH_CLASSES, Load, flag, load_of
 from pdbench.sweep.plan import DEFAULT_DURATION_S, Plan, grid
+from pdbench.sweep.search_options import FINDS, FIRST_RATE, FIRST_REQUESTS, OF_SEARCH, search_of
 
 DEFAULTS: dict[str, Any] = {
     "rates": [],
@@ -42,6 +44,10 @@ DEFAULTS: dict[str, Any] = {
     "ignore_eos": True,
     "timeout": "600s",
     "goodput": [],
+    "find_capacity": False,
+    "find_knee": False,
+    "slo": [],
+    "max_duration": None,
     "repeats": 1,
     "sample_interval": "500ms",
     "connections": "fresh",
@@ -67,14 +73,19 @@ def merged(flags: Mapping[str, Any], file: Mapping[str, Any], where: str) -> dic
     given = {name: value for name, value in flags.items() if value is not None and value != []}
     # A flag that chooses the load or the length of a cell takes the place of what the file said about it.
     replaced: set[str] = set()
+    if given.keys() & set(FINDS):
+        replaced |= {*LOADS, *OF_LOAD, "classes", "num_prompts", "duration", "repeats"}
     if given.keys() & {*LOADS, "classes"}:
+        replaced |= {*FINDS, *OF_SEARCH}
         replaced |= {*LOADS, *OF_LOAD} | (set() if given.keys() & set(WITH_CLASSES) else {"classes"})
         replaced |= set(OF_A_TRACE) if "trace" in given else set()
     if given.keys() & {"num_prompts", "duration"}:
         replaced |= {"num_prompts", "duration"}
     options |= {name: DEFAULTS[name] for name in replaced}
     options |= given
-    return options if any(options[name] for name in (*LOADS, "classes")) else {**options, "rates": DEFAULT_RATES}
+    return (
+        options if any(options[name] for name in (*LOADS, "classes", *FINDS)) else {**options, "rates": DEFAULT_RATES}
+    )
 
 
 def _listed(name: str, value: Any) -> Any:
@@ -88,7 +99,8 @@ def plan_from(options: Mapping[str, Any], targets: list[str]) -> Plan:
     arrivals, burstiness = _arrivals(options)
     num_prompts = None if options["num_prompts"] is None else int(_number(options, "num_prompts", count))
     duration_s = _duration(options, num_prompts)
-    load = load_of(options, num_prompts, duration_s)
+    search = search_of(options)
+    load = Load((FIRST_RATE,)) if search else load_of(options, num_prompts, duration_s)
     prompt_lens, output_lens = _lengths(options, load, num_prompts)
     vocab_size = int(_number(options, "vocab_size", count))
     if vocab_size <= FIRST_TOKEN_ID + 1:
@@ -97,6 +109,7 @@ def plan_from(options: Mapping[str, Any], targets: list[str]) -> Plan:
     if unknown := [name for name in drives if name not in DRIVE_NAMES]:
         raise UsageError(f"--drive is one or more of {', '.join(DRIVE_NAMES)}, not {unknown[0]!r}.")
     cells = grid(targets, load.rates, load.streams, prompt_lens, output_lens, load.speeds, drives)
+    cells = tuple(replace(cell, requests=FIRST_REQUESTS) for cell in cells) if search else cells
     prefix_len, num_prefixes = _prefixes(options, load, [cell.prompt_len for cell in cells])
     if options["connections"] not in CONNECTIONS:
         raise UsageError(f"--connections is one of {', '.join(CONNECTIONS)}, not {options['connections']!r}.")
@@ -106,7 +119,7 @@ def plan_from(options: Mapping[str, Any], targets: list[str]) -> Plan:
         arrivals="trace" if load.trace else arrivals,
         burstiness=burstiness,
         num_prompts=num_prompts,
-        duration_s=math.fsum(stage.duration_s for stage in load.stages) if load.stages else duration_s,
+        duration_s=None if search else math.fsum(s.duration_s for s in load.stages) if load.stages else duration_s,
         seed=_seed(options["seed"]) if options["seed"] is not None else 0,
         prompt_seed=None if options["seed"] is not None else secrets.randbits(63),
         endpoint=_endpoint(options, load),
@@ -126,6 +139,7 @@ def plan_from(options: Mapping[str, Any], targets: list[str]) -> Plan:
         notes=_left_out(load),
         pass_token_ids=bool(options["pass_token_ids"]),
         connections=options["connections"],
+        search=search,
     )
 
 

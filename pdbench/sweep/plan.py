@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +33,7 @@ class Cell:
     output_law: str = ""  # of answers that differ: lognormal:MEAN:CV or trace:FILE
     speed: float | None = None  # of a trace: its clock runs so many times as fast
     drive: str = "proxy"  # or two-hop: to prefill and to decode by ourselves
+    requests: int | None = None  # of a probe of a search: so many, whatever the plan says
 
     @property
     def loop(self) -> str:
@@ -69,6 +70,7 @@ class Plan:
     pass_token_ids: bool = True  # in two-hop chat decode gets prefill's token ids, and does not tokenise again
     digests: Mapping[str, str] = field(default_factory=dict)  # SHA-256 of each trace that was read
     connections: str = "fresh"  # fresh: one a request; pool: kept and used again
+    search: Mapping[str, Any] | None = None  # what the cells are probes for: find, slos, max_duration_s
 
     def turns(self) -> Iterator[tuple[Cell, int]]:
         """(cell, repeat) in the order of measurement: the grid, then again with the targets the other way round."""
@@ -79,6 +81,16 @@ class Plan:
             for group in groups.values():
                 for cell in group if repeat % 2 == 0 else reversed(group):
                     yield cell, repeat
+
+    def of(self, cell: Cell) -> Plan:
+        """The plan as it holds for this cell: a probe of a search has its own length."""
+        return self if cell.requests is None else replace(self, num_prompts=cell.requests, duration_s=None)
+
+    def with_probe(self, like: tuple[str, int, int, str, str], rate: float, requests: int) -> Plan:
+        """The plan with one more cell: of this target, prompt length, output length, its law, and drive."""
+        target, prompt_len, output_len, output_law, drive = like
+        cell = Cell(len(self.cells), target, rate, None, prompt_len, output_len, output_law, None, drive, requests)
+        return replace(self, cells=(*self.cells, cell))
 
     def cell_seed(self, cell: Cell, repeat: int) -> int:
         """Seed of one cell's arrivals: the same for every target, another for every cell and repeat."""
@@ -122,6 +134,8 @@ class Plan:
 
     def lasts_s(self, cell: Cell) -> float | None:
         """How long a cell sends, where the plan says it."""
+        if cell.requests and cell.request_rate:
+            return cell.requests / cell.request_rate
         limits = [self.duration_s] if self.duration_s else []
         if self.trace is not None:
             limits.append(the_trace(Path(self.trace)).span_s / (cell.speed or 1.0))

@@ -25,8 +25,10 @@ from pdbench.probe.server_facts import learn
 from pdbench.run import RequestRow, Run
 from pdbench.sweep.cell import Alone, Job, run_tag
 from pdbench.sweep.client import Opening, RawAnswer, Request, answer_to
-from pdbench.sweep.plan import Plan, grid
+from pdbench.sweep.command import _grown
+from pdbench.sweep.plan import Cell, Plan, grid
 from pdbench.sweep.recorder_process import CellFiles
+from pdbench.sweep.search_options import FIRST_RATE, FIRST_REQUESTS
 from pdbench.testbed.settings import Settings
 from tests.planted.in_memory import BrokenOff, Net
 from tests.planted.virtual_time import Clock, run_virtually, virtual_time
@@ -214,11 +216,20 @@ def sweep(
     link_gb_s: float | None = None,
     sabotage: Sabotage | None = None,
     before_cell: Any = None,
+    search: Mapping[str, Any] | None = None,
     **plan: Any,
 ) -> Done:
-    """Run the grid on every target in virtual time and leave a finished run directory at `path`."""
-    cells = grid(list(targets), list(rates or []), list(streams or []), list(prompt_lens or [1024]), [output_len])
-    asked = Plan(cells=cells, **{"seed": 1, "prompt_seed": 1, **plan})
+    """Run the grid, or a search, on every target in virtual time and leave a finished run directory at `path`."""
+    cells = grid(
+        list(targets),
+        [FIRST_RATE] if search else list(rates or []),
+        list(streams or []),
+        list(prompt_lens or [1024]),
+        [output_len],
+    )
+    if search is not None:
+        cells = tuple(replace(cell, requests=FIRST_REQUESTS) for cell in cells)
+    asked = Plan(cells=cells, **{"seed": 1, "prompt_seed": 1, "search": search, **plan})
     done: list[Done] = []
 
     async def go(clock: Clock) -> None:
@@ -233,7 +244,7 @@ def sweep(
                 await net.start()
             known = {name: (net, discovered(name, net, link_gb_s)) for name, net in nets.items()}
             run = Run.create(path, _document(asked, [deployment for _, deployment in known.values()]))
-            await _measure(run, asked, known, clock, sabotage or Sabotage(), before_cell)
+            await _measure(run, asked, known, clock, sabotage or Sabotage(), before_cell, _grown)
             for net in nets.values():
                 await net.stop()
         done.append(Done(run, {name: net.truth for name, net in nets.items()}))
@@ -263,10 +274,13 @@ async def _measure(
     clock: Clock,
     sabotage: Sabotage,
     before_cell: Any,
+    grow: Any = None,
 ) -> None:
     sampler = _Sampler(known, plan.sample_interval_s, clock, run.origin_ns)
     recorder: Any = _Recorder()
-    for cell, repeat in plan.turns():
+    done: list[tuple[int, int]] = []
+    while (turn := _next_turn(run, plan, done, grow)) is not None:
+        plan, cell, repeat = turn
         net, deployment = known[cell.target]
         await _settle(net)
         if before_cell is not None:
@@ -284,10 +298,21 @@ async def _measure(
         with mock.patch("pdbench.sweep.drive.open_client", open_client):
             async with sampler.over(run.live_path("metrics", cell.cell, repeat)):
                 rows: list[RequestRow] = []
-                job = Job(deployment, plan, cell, repeat, run_tag(run))
+                job = Job(deployment, plan.of(cell), cell, repeat, run_tag(run))
                 entry = await Alone(recorder).run_cell(job, run, asyncio.Event(), rows.append)
         run.document["cell_runs"].append(entry)
         run.seal(cell.cell, repeat)
+        done.append((cell.cell, repeat))
+
+
+def _next_turn(run: Run, plan: Plan, done: list[tuple[int, int]], grow: Any) -> tuple[Plan, Cell, int] | None:
+    """As in `pdbench.sweep.measure`."""
+    if len(done) == len(list(plan.turns())):
+        if grow is None or (grown := grow(run, plan)) is None:
+            return None
+        plan = grown
+        run.document["plan"] = plan.document()
+    return next(((plan, cell, repeat) for cell, repeat in plan.turns() if (cell.cell, repeat) not in done), None)
 
 
 async def _settle(net: Net) -> None:

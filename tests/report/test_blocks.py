@@ -10,12 +10,12 @@ import pytest
 from pdbench.report.blocks import jackknife, without_each_block
 from pdbench.report.cell import Measured
 from pdbench.report.split import split_of
-from pdbench.report.summary import _cells
+from pdbench.report.summary import measured_cells
 from tests.report.queue_simulation import World, make_run
 
 
 def cell(path: Path, *worlds: World) -> Measured:
-    (found,) = _cells(make_run(path / "run", [list(worlds)]))
+    (found,) = measured_cells(make_run(path / "run", [list(worlds)]))
     return found
 
 

@@ -17,6 +17,8 @@ from pdbench.report.wording import Summary
 
 def between_targets(summary: Summary, path: Path = Path()) -> Comparison | None:
     """The comparison, the first target as base; None for a run that has not just two targets with cells."""
+    if summary.get("capacity"):
+        return None  # each target was asked other rates: their answers stand side by side instead
     measured = {str(cell.get("target", "")) for cell in summary.get("cells") or []}
     if len(wording.targets(summary)) != 2 or len(measured) != 2:
         return None

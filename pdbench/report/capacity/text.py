@@ -1,0 +1,63 @@
+"""The probes of a search in the terminal: a table each. The answers themselves are the run's verdict."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from rich.console import RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from pdbench.report.capacity.slo import Slo
+from pdbench.report.wording import Summary, clean
+
+RESULT_STYLE = {"holds": "green", "fails": "red", "no evidence": "yellow"}
+
+
+def probe_tables(summary: Summary) -> Iterator[RenderableType]:
+    """One table for each target and prompt length, by rising rate."""
+    for answer in answers(summary):
+        yield Text()
+        yield Text(f"Probes, {name(answer, summary)}", style="italic")
+        table = Table.grid(padding=(0, 2, 0, 0))
+        for head in heads(answer):
+            table.add_column(justify="left" if head == "result" else "right")
+        table.add_row(*(Text(head, style="bold") for head in heads(answer)))
+        for probe, row in rows(answer):
+            table.add_row(*row[:-1], Text(row[-1], style=RESULT_STYLE.get(probe["result"], "")))
+        yield table
+
+
+def answers(summary: Summary) -> Sequence[Mapping[str, Any]]:
+    found: Sequence[Mapping[str, Any]] = (summary.get("capacity") or {}).get("answers") or []
+    return found
+
+
+def name(answer: Mapping[str, Any], summary: Summary) -> str:
+    """Which search it is."""
+    several = len({each["target"] for each in answers(summary)}) > 1
+    target = f"{clean(answer['target'], 60)}, " if several else ""
+    return f"{target}{answer['prompt_len']:,}-token prompts"
+
+
+def heads(answer: Mapping[str, Any]) -> list[str]:
+    statistics = [" ".join(filter(None, [slo["metric"].upper(), slo["statistic"]])) for slo in answer["slos"]]
+    return ["asked req/s", "requests", *statistics, "result"]
+
+
+def rows(answer: Mapping[str, Any]) -> Iterator[tuple[Mapping[str, Any], list[str]]]:
+    """The probes by rising rate, each with what a table says of it."""
+    slos = [Slo(str(slo["metric"]), str(slo["statistic"]), float(slo["limit"])) for slo in answer["slos"]]
+    for probe in sorted(answer["probes"], key=lambda probe: probe["request_rate"]):
+        values = [slo.said(value) for slo, value in zip(slos, probe["values"], strict=True)]
+        yield probe, [f"{probe['request_rate']:.3g}", f"{probe['requests']:,}", *values, result(probe)]
+
+
+def result(probe: Mapping[str, Any]) -> str:
+    """`fails (overloaded)`, `holds, short`: a short probe only says where to look."""
+    if probe["doubt"]:
+        return f"no evidence: {clean(probe['doubt'], 80)}"
+    if probe["overloaded"]:
+        return "fails (overloaded)"
+    return f"{probe['result']}{'' if probe['deciding'] else ', short'}"

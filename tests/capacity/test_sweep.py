@@ -1,0 +1,124 @@
+"""Whole searches on the practice deployment in virtual time: ordinary cells of an ordinary run, and an answer."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pdbench.errors import GateFailed
+from pdbench.report.capacity.growth import next_probe
+from pdbench.report.command import conclude, refuse_invalid
+from pdbench.report.summary import summarise
+from pdbench.run import Run
+from pdbench.testbed.settings import Settings
+from tests.planted.virtual import sweep
+
+BED = Settings(mode="push", max_num_seqs=6)
+TPOT_MS = 6.4
+
+
+def capacity(*slos: tuple[str, str, float], max_s: float = 3600.0) -> dict[str, Any]:
+    listed = [{"metric": metric, "statistic": statistic, "limit": limit} for metric, statistic, limit in slos]
+    return {"find": "capacity", "slos": listed, "max_duration_s": max_s}
+
+
+def searched(path: Path, targets: Mapping[str, Settings], search: dict[str, Any], **load: Any) -> tuple[Run, Any]:
+    run = sweep(path, targets, search=search, duration_s=None, **{"output_len": 16, "prompt_lens": [256], **load}).run
+    return run, conclude(run)
+
+
+@pytest.fixture(scope="module")
+def found(tmp_path_factory: pytest.TempPathFactory) -> tuple[Run, Any]:
+    return searched(tmp_path_factory.mktemp("found") / "run", {"default": BED}, capacity(("tpot", "mean", TPOT_MS)))
+
+
+def test_the_rate_that_is_found_holds_and_a_little_more_does_not(found: tuple[Run, Any], tmp_path: Path) -> None:
+    """Ordinary cells with other arrivals, at 5 % less and 5 % more."""
+    (answer,) = found[1]["capacity"]["answers"]
+    assert answer["settled"], answer["said"]
+    rates = [0.95 * answer["rate"], 1.05 * answer["rate"]]
+    summary = summarise(
+        sweep(tmp_path / "run", {"default": BED}, rates=rates, prompt_lens=[256], output_len=16, num_prompts=1000).run
+    )
+    tpot = [cell["mean_tpot_ms"] for cell in summary["cells"]]
+    assert tpot[0] < TPOT_MS < tpot[1]
+
+
+def test_the_answer_comes_first_and_is_derived_from_the_rows(found: tuple[Run, Any]) -> None:
+    run, summary = found
+    (answer,) = summary["capacity"]["answers"]
+    assert summary["verdict"] == f"SIMULATED. {answer['said']}"
+    assert answer["said"].startswith("256-token prompts: ") and f"holds TPOT mean <= {TPOT_MS} ms" in answer["said"]
+    assert answer["interval"][0] <= answer["rate"] <= answer["interval"][1]
+    again = summarise(Run.open(run.path))
+    assert again["capacity"] == summary["capacity"] == json.loads((run.path / "summary.json").read_text())["capacity"]
+    assert next_probe(Run.open(run.path)) is None
+    page = (run.path / "report.html").read_text()
+    assert page.index("Which rate holds") < page.index("The grid")
+
+
+def test_probes_are_ordinary_cells(found: tuple[Run, Any]) -> None:
+    _, summary = found
+    (answer,) = summary["capacity"]["answers"]
+    by_cell = {cell["cell"]: cell for cell in summary["cells"]}
+    assert len(by_cell) == len(answer["probes"]) == len({cell["request_rate"] for cell in by_cell.values()})
+    for probe in answer["probes"]:
+        cell = by_cell[probe["cell"]]
+        assert probe["request_rate"] == cell["request_rate"] and probe["requests"] == cell["sent"]
+        assert probe["values"] == [pytest.approx(cell["mean_tpot_ms"])]
+    assert not summary["interrupted"]
+
+
+def test_an_interrupted_search_goes_on_where_it_was(found: tuple[Run, Any], tmp_path: Path) -> None:
+    """Cut back to its first cells, the run asks for the very probe that it asked for then."""
+    run, summary = found
+    document = json.loads(json.dumps(run.document))
+    fourth = document["plan"]["cells"][3]
+    document["plan"]["cells"] = document["plan"]["cells"][:3]
+    document["cell_runs"] = document["cell_runs"][:3]
+    cut = Run(run.path, document)
+    following = next_probe(cut)
+    assert following is not None
+    assert (following[1].rate, following[1].requests) == (fourth["request_rate"], fourth["requests"])
+    told = summarise(cut)
+    assert told["interrupted"] and "--resume goes on" in told["verdict"]
+    assert len(summary["cells"]) > 3
+
+
+def test_an_slo_that_no_rate_holds_is_one_sentence_and_exit_code_1(tmp_path: Path) -> None:
+    run, summary = searched(tmp_path / "run", {"default": BED}, capacity(("tpot", "mean", 2.0)))
+    (answer,) = summary["capacity"]["answers"]
+    assert answer["state"] == "lowest" and "holds" not in answer
+    assert "TPOT mean <= 2 ms fails even when requests come nearly alone" in summary["verdict"]
+    with pytest.raises(GateFailed):
+        refuse_invalid(run, summary)
+
+
+def test_what_is_turned_away_is_no_evidence(tmp_path: Path) -> None:
+    """A decode that answers 503 beyond two waiting never misses the SLO: it is said, and counts as neither."""
+    bed = replace(BED, max_num_queued_reqs=2)
+    _, summary = searched(tmp_path / "run", {"default": bed}, capacity(("ttft", "p99", 5000.0)))
+    (answer,) = summary["capacity"]["answers"]
+    doubted = [probe for probe in answer["probes"] if probe["result"] == "no evidence"]
+    assert doubted and all("rejected" in probe["doubt"] for probe in doubted)
+    assert "fails" not in answer and answer["state"] == "limit"
+    assert "no higher rate that was asked failed" in answer["said"] and "rejected" in answer["said"]
+
+
+def test_two_targets_are_searched_in_turns_and_stand_side_by_side(tmp_path: Path) -> None:
+    slow = replace(BED, step_per_seq_ms=0.35)
+    run, summary = searched(
+        tmp_path / "run", {"fast": BED, "slow": slow}, capacity(("tpot", "mean", TPOT_MS), max_s=60.0)
+    )
+    fast, second = summary["capacity"]["answers"]
+    assert (fast["target"], second["target"]) == ("fast", "slow")
+    assert fast["rate"] > 1.3 * second["rate"]
+    assert "fast, 256-token prompts: " in summary["verdict"] and "slow, 256-token prompts: " in summary["verdict"]
+    assert "comparison" not in summary
+    order = [run.document["plan"]["cells"][entry["cell"]]["target"] for entry in run.document["cell_runs"]]
+    assert order[:2] == ["fast", "slow"] and order.count("fast") > 3 < order.count("slow")
