@@ -107,6 +107,17 @@ def test_capacity_drifts_with_tpot(tmp_path: Path) -> None:
     assert drift.values[0] == pytest.approx(8 / 0.64, rel=0.03)
 
 
+def test_capacity_is_that_of_a_full_batch_where_an_overloaded_cell_shows_it(tmp_path: Path) -> None:
+    """At 2 req/s a token takes 10 ms, at 16 with all 8 slots full 14: 8 / (64 x 14 ms) is what the slots carry."""
+    for night in range(8):
+        calm = cell([repeat(0, {})], request_rate=2.0, slots={"needed": 2 * 0.64, "available": 8})
+        full = repeat(0, {"mean_tpot_ms": 1.4}, void="not-steady-state")
+        busy = cell([full], request_rate=16.0, slots={"needed": 16 * 64 * 0.014, "available": 8})
+        written(tmp_path, f"{night}", summary([calm, busy], created_unix_s=1.79e9 + night * NIGHT, simulated=True))
+    (drift,) = told(tmp_path, metrics=TTFT).drifts
+    assert drift.values[0] == pytest.approx(8 / (64 * 0.014))
+
+
 def test_few_runs_are_too_few(tmp_path: Path) -> None:
     found = told(nights(tmp_path / "runs", 6, slower_from=3))
     assert found.too_short and not found.events

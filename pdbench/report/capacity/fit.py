@@ -27,11 +27,15 @@ STEEPEST = 200.0
 
 @dataclass(frozen=True, slots=True)
 class Crossing:
-    """The rate at which the ratio is 1, and its 95 % interval; an end is None where the data do not bound it."""
+    """The rate at which the ratio is 1, and its 95 % interval; an end is None where the data do not bound it.
+
+    `slope` is b: by how much ln ratio rises with ln rate there.
+    """
 
     rate: float
     low: float | None
     high: float | None
+    slope: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +73,7 @@ def crossing(probes: Sequence[Batches]) -> Crossing | None:
         centre * math.exp(root),
         centre * math.exp(min(grid[low], root)) if low > 0 else None,
         centre * math.exp(max(grid[high], root)) if high < GRID - 1 else None,
+        float(b),
     )
 
 

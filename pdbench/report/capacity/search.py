@@ -30,6 +30,10 @@ SHRINKS = 4.0
 CLOSE = 1.3  # a bracket so narrow is left to deciding probes
 SIDE = 0.05  # they lie so far below and above
 WINDOW = 0.2  # of the rate: the fit takes probes so near
+SPAN = 2.0  # of ln ratio: where the ratio rises steeply it takes only nearer ones, since no curve is straight for long
+NEAREST = 0.03  # but not nearer
+ASKED_SPAN = 1.1  # of ln ratio: probes lie so far from the rate in question, at most SIDE
+CLOSEST_SIDE = 0.01
 WITHIN = 0.05  # half the interval over the rate at which the search ends
 FAILS_WITHIN = 1.13  # 1.1, and room for rounded rates
 ALONE = 0.05  # requests in flight on average: below, a lower rate changes nothing
@@ -63,6 +67,7 @@ class Found:
     limit: float | None = None
     bounded: bool = False
     deciding: int = 0
+    slope: float | None = None
 
     @property
     def narrow(self) -> bool:
@@ -92,11 +97,10 @@ def found(probes: Sequence[Probe]) -> Found:
     if near is None:
         return Found(holds=holds, fails=fails, limit=limit)
     decided = [p for p in sound if is_deciding(p, sound) and abs(math.log(p.rate / near)) <= WINDOW]
-    fit = _lowest_crossing([p for p in decided if not p.overloaded])
+    fit = _crossing_near([p for p in decided if not p.overloaded])
     if fit is not None and abs(math.log(fit.rate / near)) <= WINDOW:
-        return Found(
-            fit.rate, fit.low, fit.high, holds, fails, limit, fit.low is not None and fit.high is not None, len(decided)
-        )
+        bounded = fit.low is not None and fit.high is not None
+        return Found(fit.rate, fit.low, fit.high, holds, fails, limit, bounded, len(decided), fit.slope)
     if only_overload(sound):
         return Found(near, holds, fails, holds, fails, limit, True, len(decided))
     return Found(near, None, None, holds, fails, limit, False, len(decided))
@@ -121,6 +125,15 @@ def _limit(probes: Sequence[Probe]) -> float | None:
 
 def _middle(holds: float | None, fails: float | None) -> float | None:
     return None if holds is None or fails is None else math.sqrt(holds * fails)
+
+
+def _crossing_near(probes: Sequence[Probe]) -> Crossing | None:
+    """The crossing by all of these probes, and then by those near it."""
+    wide = _lowest_crossing(probes)
+    if wide is None:
+        return None
+    reach = max(NEAREST, SPAN / wide.slope)
+    return _lowest_crossing([p for p in probes if abs(math.log(p.rate / wide.rate)) <= reach]) or wide
 
 
 def _lowest_crossing(probes: Sequence[Probe]) -> Crossing | None:
@@ -190,9 +203,10 @@ def _wanted(probes: Sequence[Probe], so_far: Found) -> Step | str:
         return Step(rate, _coarse(rate, probes))
     near = so_far.rate or math.sqrt(holds * fails)
     decided = [probe.rate for probe in probes if not probe.doubt and is_deciding(probe, probes)]
-    below = sum(near * (1 - 2 * SIDE) <= rate < near for rate in decided)
-    above = sum(near <= rate <= near * (1 + 2 * SIDE) for rate in decided)
-    rate = near * (1 - SIDE) if below <= above else near * (1 + SIDE)
+    side = SIDE if so_far.slope is None else min(SIDE, max(CLOSEST_SIDE, ASKED_SPAN / so_far.slope))
+    below = sum(near * (1 - 2 * side) <= rate < near for rate in decided)
+    above = sum(near <= rate <= near * (1 + 2 * side) for rate in decided)
+    rate = near * (1 - side) if below <= above else near * (1 + side)
     requests = needed_requests(rate, probes)
     if only_overload(probes):
         return Step(rate, min(requests, OVERLOAD_REQUESTS))

@@ -12,7 +12,7 @@ import numpy as np
 
 from pdbench.report.compare.explain import Told, differing_facts
 from pdbench.report.compare.gate import EFFECT, GATED, higher_is_better
-from pdbench.report.compare.pairs import Place, figure, is_valid, name_of, place_of, repeats_of
+from pdbench.report.compare.pairs import Place, figure, is_valid, name_of, place_of, repeats_of, void_codes
 from pdbench.report.compare.sides import Side
 from pdbench.report.history.change_points import ALPHA, FEWEST_RUNS, Floats, with_memory
 from pdbench.report.statistics import mann_kendall_z, theil_sen
@@ -20,6 +20,7 @@ from pdbench.report.wording import CellSummary
 
 SURE_Z = 2.58  # of Mann and Kendall's trend: 1 % two-sided
 CAPACITY = "capacity"
+OVERLOAD = "not-steady-state"
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,11 +176,15 @@ def _rate(found: Sequence[CellSummary | None]) -> float:
 
 
 def _full_at(cell: CellSummary | None) -> float | None:
-    """Requests/s at which the slots would be full, at this cell's TPOT and output lengths (Little's law)."""
+    """Requests/s at which the slots would be full, at this cell's TPOT and output lengths (Little's law).
+
+    A cell that is void for nothing but its overload has the very TPOT that counts, that of a full batch: one of a lower
+    load would promise too much.
+    """
     slots: Mapping[str, Any] = (cell or {}).get("slots") or {}
     needed, available, rate = slots.get("needed"), slots.get("available"), (cell or {}).get("request_rate")
-    valid = cell is not None and any(is_valid(each) for each in repeats_of(cell))
-    return float(rate) * float(available) / float(needed) if valid and needed and available and rate else None
+    known = cell is not None and any(is_valid(each) or void_codes(each) == [OVERLOAD] for each in repeats_of(cell))
+    return float(rate) * float(available) / float(needed) if known and needed and available and rate else None
 
 
 def _drift(shape: str, values: tuple[float | None, ...]) -> Drift:
