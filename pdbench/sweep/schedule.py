@@ -82,6 +82,7 @@ class Schedule:
 
 def cell_schedule(plan: Plan, cell: Cell, repeat: int) -> Schedule:
     """The schedule of one cell and repeat. Raises UsageError when a trace of the plan is another file now."""
+    plan = plan.of(cell)
     for path, digest in plan.digests.items():
         if the_trace(Path(path)).digest != digest:
             raise UsageError(f"{path} is not the trace that the run began with.", "Bring the old file back.")
