@@ -124,8 +124,10 @@ def test_push_and_pull_mixed_where_no_server_tells(pdbench: Run, testbed: Bed) -
 def test_a_run_directory_that_exists(pdbench: Run, testbed: Bed, tmp_path: Path) -> None:
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "mine").write_text("x")
-    refused(pdbench("sweep", "--testbed", "pull", *LOAD, "--out", "run"), 2, "run", "--resume")
+    refused(pdbench("sweep", "--testbed", "pull", *LOAD, "--out", "run"), 2, "run exists", "Give another --out.")
     assert [path.name for path in (tmp_path / "run").iterdir()] == ["mine"]
+    (tmp_path / "run" / "run.json").write_text("{}")
+    refused(pdbench("sweep", "--testbed", "pull", *LOAD, "--out", "run"), 2, "run exists", "sweep --resume run")
 
 
 @pytest.mark.parametrize(

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
@@ -40,19 +42,22 @@ class Cluster:
 
 
 @pytest.fixture(scope="module")
-def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    script, folder = Path(__file__).with_name("ray_cluster.py"), tmp_path_factory.mktemp("nodes")
-    with subprocess.Popen(
-        [sys.executable, script],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-        text=True,
-        env=environment(TMPDIR=str(folder)),
-    ) as process:
-        yield Cluster(process, folder)
-        assert process.stdin is not None
-        process.stdin.close()
+def cluster(locks: tuple[Path, Path]) -> Iterator[Cluster]:
+    script = Path(__file__).with_name("ray_cluster.py")
+    # A short path: Ray puts Unix sockets there, whose names may have 107 characters.
+    with locks[0].with_name("ray").open("w") as only, tempfile.TemporaryDirectory(prefix="pdb-") as folder:
+        fcntl.flock(only, fcntl.LOCK_EX)  # two clusters on one host take each other's nodes for theirs
+        with subprocess.Popen(
+            [sys.executable, script],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+            env=environment(TMPDIR=folder),
+        ) as process:
+            yield Cluster(process, Path(folder))
+            assert process.stdin is not None
+            process.stdin.close()
 
 
 @needs_ray

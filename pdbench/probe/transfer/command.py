@@ -189,10 +189,11 @@ def _writing(run: Run, progress: Progress) -> Callable[[str, dict[str, Any]], No
                 run.save()
             case "cells":
                 run.document["planned"] = {"measurements": event["count"], "asked": event["asked"]}
-                progress.begin(event["count"])
             case "setup":
                 run.document["setup"].append({key: event[key] for key in ("backend", "memory", "setup_ms")})
                 run.document["gpu_pair"] = event["gpu_pair"] or run.document.get("gpu_pair")
+                if not progress.planned:  # not before the first back-end is up: what is refused has no progress
+                    progress.begin(run.document["planned"]["measurements"])
             case "cell":
                 with storing(run.path), (run.path / FILE).open("a", encoding="utf-8") as lines:
                     lines.write(json.dumps(event["found"], allow_nan=False) + "\n")
