@@ -11,7 +11,7 @@ from pdbench.report.summary import summarise
 from pdbench.testbed.settings import Settings
 from tests.planted.virtual import Sabotage, sweep
 
-LOAD: dict[str, Any] = {"rates": [4], "prompt_lens": [1024], "output_len": 32, "duration_s": 12.0}
+LOAD: dict[str, Any] = {"rates": [4], "prompt_lens": [1024], "output_len": 32, "duration_s": 8.0}
 
 
 def cell(path: Path, settings: Settings, **load: Any) -> dict[str, Any]:
@@ -36,8 +36,8 @@ def test_a_pair_that_mixes_push_and_pull(tmp_path: Path, mode: str, decode_mode:
 
 
 def test_a_decode_server_that_dies_behind_the_proxy(tmp_path: Path) -> None:
-    gone = Sabotage(dies="decode-0", dies_s=6.0)
-    found = cell(tmp_path, Settings(), sabotage=gone)
+    gone = Sabotage(dies="decode-0", dies_s=4.0)
+    found = cell(tmp_path, Settings(), output_len=128, sabotage=gone)
     assert found["diagnosis"][0]["cause"] == "decode-down" and "broke off" in found["diagnosis"][0]["evidence"]
 
 
@@ -47,8 +47,3 @@ def test_kv_that_was_given_away_before_it_was_read(tmp_path: Path) -> None:
     found = cell(tmp_path, settings, output_len=64, duration_s=6.0, timeout_s=20.0)
     assert "kv-expired" in [c["cause"] for c in found["diagnosis"]]
     assert any(v["code"] == "kv-expired" and v["severity"] == "void" for v in found["validity"])
-
-
-@pytest.mark.parametrize("mode", ["pull", "push"])
-def test_a_healthy_pair_has_no_failure(tmp_path: Path, mode: str) -> None:
-    assert cell(tmp_path, Settings(mode=mode))["diagnosis"] == []

@@ -18,13 +18,17 @@ def compute(split: Split) -> float | None:
 
 
 def prefill_queue(case: Case) -> Iterator[tuple[Cause, Taken | None]]:
-    """Requests wait for prefill; co-located, where slots are known not to be what they wait for."""
-    cell = case.cell
+    """Requests wait for prefill, for longer than their own prompt then takes; co-located, where slots are known not to
+    be what they wait for.
+
+    A shorter wait is what a server has that is busy for less than two thirds of the time (M/D/1): no bottleneck.
+    """
+    cell, spent = case.cell, case.split.parts.get("prefill")
     taken = case.taken("prefill queue", lambda split: split.for_prefill)
-    if taken is None or not taken.is_wait():
+    if taken is None or not taken.is_wait() or taken.ms < (spent or 0.0):
         return
     numbers = [f"waiting for prefill takes {case.of_ttft(taken.ms)}"]
-    if (spent := case.split.parts.get("prefill")) is not None:
+    if spent is not None:
         numbers.append(f"computing the prompt takes {spent:,.0f} ms")
     numbers += prefill_numbers(case)
     waiting = cell.window.send_mean("colocated" if case.colocated else "prefill", "waiting")
