@@ -121,6 +121,8 @@ def test_once_as_text_fits_eighty_columns(pull: Running, capsys: pytest.CaptureF
     lines = capsys.readouterr().out.splitlines()
     assert max(map(len, lines)) <= 80 and "SIMULATED" in lines[0]
     assert any(line.startswith("decode-0") and "0/8" in line for line in lines)
+    said = [line for line in lines if line.strip()]
+    assert len(said) == len(set(said)), "both windows are the same yet: one of them is enough"
 
 
 def test_once_as_json(pull: Running, capsys: pytest.CaptureFixture[str]) -> None:
