@@ -127,6 +127,14 @@ def test_undecided_gates_are_skipped_tests_and_a_refusal_is_an_error(
             assert [suite.get(count) for count in ("tests", "failures", "errors", "skipped")] == counts
 
 
+@pytest.mark.parametrize(("new", "doubted"), [("worse", True), ("same", False)])
+def test_a_failed_gate_between_two_runs_says_what_no_interval_knows(
+    pdbench: Program, files: dict[str, Path], new: str, doubted: bool
+) -> None:
+    ended = pdbench("compare", files["base"], files[new])
+    assert ("two runs are two sessions" in " ".join(ended.out.split())) == doubted
+
+
 @pytest.mark.parametrize("columns", [80, 160])
 def test_lines_fit_the_terminal(pdbench: Program, tmp_path: Path, columns: int) -> None:
     rng = np.random.default_rng(1)
