@@ -15,7 +15,7 @@ import numpy as np
 from pdbench.report.answers import QUANTILES
 from pdbench.report.cell import Measured
 from pdbench.report.finding import VOID, WARN, Finding
-from pdbench.report.statistics import needed_for
+from pdbench.report.statistics import Floats, needed_for
 
 OWN_SHARE = 0.05  # of a printed figure that may be lateness
 OWN_MEAN_MS = 2.0  # and what a mean may be moved by in any case
@@ -27,6 +27,8 @@ ITL_SHARE = 0.5  # loop lag p99 beyond this share of TPOT (and 5 ms) shows in IT
 ITL_LAG_MS = 5.0
 SHARED_READS_SHARE = 0.005  # reads with several token events: two gaps each are wrong, p99 is what 1 % of them say
 SHARED_READS_VOID = 0.1  # a fifth of all gaps is wrong then
+MERGED_AT_MOST = 16  # events in a first read that are counted
+MERGED_BY_THE_SERVER = 0.5  # of the first reads: more is how the server sends
 HELD_SHARE, HELD_VOID = 0.9, 0.75  # of a closed loop's streams that were under way, on average
 HELD_NEEDS, HELD_OK = 3, 0.95  # requests a stream, and answers among them, from which that can be judged
 MIXED_SHARE = 0.001  # of reads with stamps of our own beside the kernel's
@@ -42,12 +44,14 @@ def client_saturated(cell: Measured) -> Iterator[Finding]:
     if _kernel_stamped(client):
         lag = None  # the kernel's stamps don't wait for our loop; late sends are judged by themselves
     limit = max(LAG_MS, OWN_SHARE * (mean or 0.0))
-    reasons = [*_limits(client), *_moved(cell)]
+    tpot = cell.answers.mean(cell.answers.tpot_ms)
+    merged = [*_merged(cell, tpot)]
+    late_reads = tpot is not None and _read_late(client, tpot)
+    reasons = [*_limits(client), *_moved(cell), *(merged if late_reads else [])]
     if lag is not None and lag > limit:
         reasons.append(f"the client's loop woke {lag:,.0f} ms late (p99; limit {limit:.0f} ms)")
     if cpu is not None and cpu > CPU_SHARE:
         reasons.append(f"the client used {cpu:.0%} of its core (limit {CPU_SHARE:.0%})")
-    tpot = cell.answers.mean(cell.answers.tpot_ms)
     reasons += [text for share, text in _shared_stamps(client, tpot) if share > SHARED_READS_VOID]
     held = _held(cell)
     if held is not None and held < HELD_VOID:
@@ -56,7 +60,7 @@ def client_saturated(cell: Measured) -> Iterator[Finding]:
         advice = ". Run pdbench on a host of its own, or lower the rate."
         yield Finding("client-saturated", VOID, "; ".join(reasons) + advice)
         return
-    words = [*_near(cell, mean, lag)]
+    words = [*_near(cell, mean, lag), *merged]
     if words:
         yield Finding("client-saturated", WARN, "; ".join(words) + ". Run pdbench on a host of its own.")
 
@@ -132,7 +136,7 @@ def _streams_held(cell: Measured, held: float) -> str:
 
 
 def _moved(cell: Measured) -> Iterator[str]:
-    """Printed figures of TTFT of which more than 5 % is lateness."""
+    """Printed figures of TTFT of which more than 5 % is lateness of sends."""
     answers = cell.answers
     kept = answers.ok & np.isfinite(answers.sent)
     if not kept.any():
@@ -141,19 +145,49 @@ def _moved(cell: Measured) -> Iterator[str]:
             yield f"sends were {late.mean():,.0f} ms late on average (limit {LATE_MS:.0f} ms)"
         return
     seen, late = answers.ttft_ms[kept], (answers.sent - answers.intended)[kept] * 1000
-    own = float(late.mean())
-    if own > max(OWN_MEAN_MS, OWN_SHARE * float(seen.mean())):
-        yield (
-            f"sends were {own:,.1f} ms late on average, {own / seen.mean():.0%} of the mean TTFT"
-            f" (limit {OWN_SHARE:.0%}; the latest {late.max():,.0f} ms)"
-        )
+    if own := _share_of_mean(seen, late):
+        yield f"sends were {late.mean():,.1f} ms late on average, {own} (the latest {late.max():,.0f} ms)"
+    yield from _share_of_tails(seen, late, "late sends")
+
+
+def _merged(cell: Measured, tpot: float | None) -> Iterator[str]:
+    """The same of first tokens that came in one read with later ones: the stamp is that of the last of them, about one
+    TPOT late for each. Nothing where that is the rule, since then the server sends them so."""
+    answers = cell.answers
+    kept = np.flatnonzero(answers.ok & np.isfinite(answers.ttft_ms))
+    if tpot is None or not len(kept):
+        return
+    events, late = answers.events, np.zeros(len(kept))
+    together = np.ones(len(kept), dtype=bool)
+    for step in range(MERGED_AT_MOST):
+        together &= events.count[kept] > step
+        some = np.flatnonzero(together)
+        together[some] = events.gaps_s[events.start[kept[some]] + step] <= 0
+        late += together * tpot
+    seen, few = answers.ttft_ms[kept], int(np.count_nonzero(late))
+    if few > MERGED_BY_THE_SERVER * len(kept):
+        return
+    if own := _share_of_mean(seen, late):
+        yield f"{few} first tokens came in one read with later ones, which makes {late.mean():,.1f} ms, {own}"
+    yield from _share_of_tails(seen, late, "first tokens in one read with later ones")
+
+
+def _share_of_mean(seen: Floats, own: Floats) -> str:
+    """What the client's own part is of the mean, where it is too much."""
+    mean, part = float(seen.mean()), float(own.mean())
+    if part <= max(OWN_MEAN_MS, OWN_SHARE * mean):
+        return ""
+    return f"{part / mean:.0%} of the mean TTFT (limit {OWN_SHARE:.0%})"
+
+
+def _share_of_tails(seen: Floats, own: Floats, what: str) -> Iterator[str]:
     for label, q in QUANTILES.items():
         if len(seen) < needed_for(q):
             continue
         value = float(np.quantile(seen, q))
-        shift = value - float(np.quantile(seen - late, q))
+        shift = value - float(np.quantile(seen - own, q))
         if shift > max(OWN_TAIL_MS, OWN_SHARE * value):
-            yield f"late sends make {shift:,.0f} of {value:,.0f} ms {label} TTFT (limit {OWN_SHARE:.0%})"
+            yield f"{what} make {shift:,.0f} of {value:,.0f} ms {label} TTFT (limit {OWN_SHARE:.0%})"
 
 
 def _near(cell: Measured, mean: float | None, lag: float | None) -> Iterator[str]:
@@ -178,16 +212,21 @@ def _kernel_stamped(client: Mapping[str, Any]) -> bool:
     return bool(stamps.get("kernel")) and not stamps.get("user")
 
 
+def _read_late(client: Mapping[str, Any], tpot: float) -> bool:
+    """Whether we came so late after the kernel's stamps that it may have merged what the server sent one by one."""
+    lag = client.get("kernel_to_user_p99_ms")
+    return _kernel_stamped(client) and lag is not None and lag > ITL_SHARE * tpot
+
+
 def _shared_stamps(client: Mapping[str, Any], tpot: float | None) -> Iterator[tuple[float, str]]:
     """The share of such reads, and what it means.
 
     Events that the kernel merged before we came have one stamp between them. Where we came in time, the server sent
     them together.
     """
-    share, lag = client.get("shared_reads_share"), client.get("kernel_to_user_p99_ms")
-    if not _kernel_stamped(client) or share is None or lag is None or tpot is None:
-        return
-    if share > SHARED_READS_SHARE and lag > ITL_SHARE * tpot:
+    share = client.get("shared_reads_share")
+    if share is not None and share > SHARED_READS_SHARE and tpot is not None and _read_late(client, tpot):
+        lag = client["kernel_to_user_p99_ms"]
         text = (
             f"{share:.1%} of the reads brought several token events with one stamp between them, and reads came"
             f" {lag:.1f} ms after the kernel's stamp (p99) against a TPOT of {tpot:.1f} ms: p99 ITL may be our own"

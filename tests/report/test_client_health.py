@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -101,3 +102,34 @@ def test_the_report_says_which_stamps_and_how_good(tmp_path: Path) -> None:
     mixed = World(client={"stamps": {"kernel": 900, "user": 100}, "loop_lag_p99_ms": 1.4})
     assert any("10.0% of the reads" in note for note in notes(tmp_path / "mixed", mixed))
     assert not [note for note in notes(tmp_path / "kernel", World(client=KERNEL)) if "stamps" in note]
+
+
+def first_tokens_together(share: float, tokens: int) -> Any:
+    """The first tokens of this share of the answers come in one read, with the stamp of the last of them."""
+
+    def spoil(r: Req) -> None:
+        if (r.i * 0.618) % 1 < share:
+            r.offsets[:tokens] = [r.offsets[tokens - 1]] * tokens
+            r.row |= {"first_token_s": r.arrive + r.offsets[0], "second_token_s": r.arrive + r.offsets[1]}
+
+    return spoil
+
+
+@pytest.mark.parametrize(
+    ("share", "read_lag_ms", "severity"),
+    [(0.0, 30.0, None), (0.05, 30.0, "void"), (0.05, 0.2, "warn"), (1.0, 0.2, None)],
+)
+def test_first_tokens_that_came_with_later_ones(
+    tmp_path: Path, share: float, read_lag_ms: float, severity: str | None
+) -> None:
+    """p99 TTFT is then that of a later token: ours where reads were late, and no fault where the server sends so."""
+    client = {**KERNEL, "kernel_to_user_p99_ms": read_lag_ms}
+    spoiled = [first_tokens_together(share, 6)] if share else []
+    world = World(n=320, tokens=16, step_s=0.02, slots=64, prefill_servers=16, spoil=spoiled, client=client)
+    found = flags(tmp_path, world).get("client-saturated")
+    assert (found[0] if found else None) == severity
+    if found:
+        made, _, value = found[1].rpartition("later ones make ")[2].partition(" ms p99")[0].partition(" of ")
+        honest = summarise(make_run(tmp_path / "twin", [[replace(world, spoil=[])]]))["cells"][0]["p99_ttft_ms"]
+        assert float(made) == pytest.approx(100, abs=25)
+        assert float(value) - float(made) == pytest.approx(honest, abs=25)
