@@ -9,6 +9,7 @@ import re
 from collections.abc import Iterator, Sequence
 
 from pdbench.report import wording
+from pdbench.report.capacity import text as capacity
 from pdbench.report.columns import NUMBERS, Column
 from pdbench.report.measured import moment
 from pdbench.report.tables import MARK_WORDS
@@ -32,6 +33,7 @@ def render_markdown(summary: Summary, run: Run) -> str:
         lines += [f"Imported from {plain(tool)}: docs/import.md says where its definitions differ.", ""]
     if cells:
         lines += [
+            *_probes(summary),
             *_numbers(cells, several),
             *_doubts(cells, several),
             *_causes(cells, several),
@@ -64,6 +66,15 @@ def _size(cells: Sequence[CellSummary]) -> str:
     marks = [verdict_mark(cell) for cell in cells]
     said = ", ".join(f"{marks.count(kind)} {word}" for kind, word in MARK_WORDS.items() if kind in marks)
     return f"{wording.counted(len(cells), 'cell')} ({said})" if cells else "no cell"
+
+
+def _probes(summary: Summary) -> list[str]:
+    """What a search probed, folded: its answers are the verdict."""
+    lines: list[str] = []
+    for answer in capacity.answers(summary):
+        rows = [[plain(word) for word in row] for _, row in capacity.rows(answer)]
+        lines += folded(f"Probes, {plain(capacity.name(answer, summary))}", table(capacity.heads(answer), rows))
+    return lines
 
 
 def _numbers(cells: Sequence[CellSummary], several: bool) -> list[str]:

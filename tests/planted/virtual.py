@@ -217,18 +217,19 @@ def sweep(
     sabotage: Sabotage | None = None,
     before_cell: Any = None,
     search: Mapping[str, Any] | None = None,
+    probe_requests: int = FIRST_REQUESTS,
     **plan: Any,
 ) -> Done:
     """Run the grid, or a search, on every target in virtual time and leave a finished run directory at `path`."""
     cells = grid(
         list(targets),
-        [FIRST_RATE] if search else list(rates or []),
+        list(rates or ([FIRST_RATE] if search else [])),
         list(streams or []),
         list(prompt_lens or [1024]),
         [output_len],
     )
     if search is not None:
-        cells = tuple(replace(cell, requests=FIRST_REQUESTS) for cell in cells)
+        cells = tuple(replace(cell, requests=probe_requests) for cell in cells)
     asked = Plan(cells=cells, **{"seed": 1, "prompt_seed": 1, "search": search, **plan})
     done: list[Done] = []
 
