@@ -7,6 +7,7 @@ from typing import Any
 
 import plotly.graph_objects as go
 
+from pdbench.report.capacity.slo import ATTAINED
 from pdbench.report.capacity.text import answers, heads, name, rows
 from pdbench.report.figures import Figure, document, log_axis, plain
 from pdbench.report.markup import Child, table, tag
@@ -38,9 +39,10 @@ def search_section(summary: Summary, drawn: list[Figure]) -> list[Child]:
 
 def _curve(found: Sequence[Mapping[str, Any]], summary: Summary, place: int) -> Figure | None:
     """One SLO against the rate, a line for each target, with each one's own limit and answer."""
+    found = [answer for answer in found if place < len(answer["slos"])]
     traces: list[Any] = []
     shapes: list[dict[str, Any]] = []
-    for number, answer in enumerate(each for each in found if place < len(each["slos"])):
+    for number, answer in enumerate(found):
         colour = f"var(--line-{number % COLOURS})"
         probes = [p for p in answer["probes"] if p["values"][place] is not None]
         probes = sorted((p for p in probes if p["values"][place] > 0), key=lambda p: float(p["request_rate"]))
@@ -77,7 +79,10 @@ def _curve(found: Sequence[Mapping[str, Any]], summary: Summary, place: int) -> 
         height=340,
         showlegend=len(traces) > 1,
         xaxis={"title": {"text": "requests/s asked"}, "rangemode": "tozero"},
-        yaxis={**log_axis(min(values) / ROOM, max(values) * ROOM), "title": {"text": f"{what}, ms"}},
+        yaxis={
+            **log_axis(min(values) / ROOM, max(values) * ROOM),
+            "title": {"text": what if slo["metric"] == ATTAINED else f"{what}, ms"},
+        },
         shapes=shapes,
     )
     title = f"{what}, {found[0]['prompt_len']:,}-token prompts"
