@@ -116,8 +116,11 @@ class Case:
         if ms is None:
             return None
         wholes = [_share(part(split), self._whole(split)) for split in self.without]
-        rests = [_share(part(split), self._rest(split)) for split in self.without]
         share, rest = ms / self.mean_ttft_ms, self._rest(self.split)
+        left = [self._rest(split) for split in self.without]
+        if min(left, default=0.0) <= 0:  # beside a long queue a block's rest is a small difference of large numbers
+            left = [rest] * len(left)
+        rests = [_share(part(split), of) for split, of in zip(self.without, left, strict=True)]
         found = jackknife(share, wholes)
         return Taken(
             key,

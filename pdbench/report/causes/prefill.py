@@ -10,6 +10,7 @@ from pdbench.report.prefix import PREFIX_WARN_SHARE, prefix_hits
 from pdbench.report.split import Split
 from pdbench.report.stages import prompt_share
 
+BUSY = 2 / 3  # prompts in work: below, M/D/1's wait is shorter than the service
 PINNED_SHARE = 0.5  # of the prefill servers' samples with requests waiting in which their KV pool was full
 
 
@@ -18,14 +19,16 @@ def compute(split: Split) -> float | None:
 
 
 def prefill_queue(case: Case) -> Iterator[tuple[Cause, Taken | None]]:
-    """Requests wait for prefill, for longer than their own prompt then takes; co-located, where slots are known not to
-    be what they wait for.
+    """Requests wait for prefill; co-located, where slots are known not to be what they wait for.
 
-    A shorter wait is what a server has that is busy for less than two thirds of the time (M/D/1): no bottleneck.
+    A server that is busy for less than two thirds of the time, and for which they wait for less than computing the
+    prompt then takes (in a steady state that is the same, M/D/1), is no bottleneck.
     """
     cell, spent = case.cell, case.split.parts.get("prefill")
     taken = case.taken("prefill queue", lambda split: split.for_prefill)
-    if taken is None or not taken.is_wait() or taken.ms < (spent or 0.0):
+    if taken is None or not taken.is_wait():
+        return
+    if taken.ms < (spent or 0.0) and (in_work(case) or 0.0) < BUSY:
         return
     numbers = [f"waiting for prefill takes {case.of_ttft(taken.ms)}"]
     if spent is not None:
@@ -76,12 +79,17 @@ def prefill_compute(case: Case) -> Iterator[tuple[Cause, Taken | None]]:
     )
 
 
-def prefill_numbers(case: Case) -> Iterator[str]:
-    """How many prompts are computed at a time, and how fast."""
+def in_work(case: Case) -> float | None:
+    """Prompts that each prefill server computes, on average over the time of sending."""
     spent, time = case.cell.window.delta("prefill", "prefill_s", "sum"), case.cell.send_s
     servers = case.cell.servers("prefill")
-    if spent is not None and servers and time > 0:
-        yield f"each prefill server had {spent / time / servers:.1f} prompts in work on average"
+    return spent / time / servers if spent is not None and servers and time > 0 else None
+
+
+def prefill_numbers(case: Case) -> Iterator[str]:
+    """How many prompts are computed at a time, and how fast."""
+    if (prompts := in_work(case)) is not None:
+        yield f"each prefill server had {prompts:.1f} prompts in work on average"
     tokens, achieved = case.cell.answers.mean(case.cell.answers.prompt_tokens), case.cell.achieved
     if tokens is not None and achieved is not None:
         text = f"{tokens * achieved:,.0f} prompt tokens/s were served"
