@@ -50,7 +50,7 @@ def from_parquet(path: Path, schema: pyarrow.Schema) -> Iterator[pyarrow.Table]:
     import pyarrow.parquet as pq
 
     try:
-        with pq.ParquetFile(path) as file:
+        with pq.ParquetFile(path, pre_buffer=False) as file:  # or it keeps all that it has read
             known = [name for name in schema.names if name in file.schema_arrow.names]
             for batch in file.iter_batches(BATCH_ROWS, columns=known):
                 read = pa.Table.from_batches([batch])

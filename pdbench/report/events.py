@@ -152,7 +152,7 @@ def of_run(run: Run, ids: Sequence[str]) -> Events:
             kept = kept.astype(np.float32, copy=False)
         kept.resize(total + len(gaps), refcheck=False)  # in place: twice as much would be too much
         kept[total:] = gaps
-        pa.default_memory_pool().release_unused()
+    pa.default_memory_pool().release_unused()
     return Events(kept, start, count, first)
 
 
