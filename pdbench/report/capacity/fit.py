@@ -22,6 +22,9 @@ from pdbench.report.statistics import Floats
 STEPS = 60
 REACH = 0.5  # of ln rate: how far from the centre the interval is looked for
 GRID = 2001
+CAUTION = (
+    1.1  # times the error: a search ends when its interval is narrow, so narrow ones are too often those by chance
+)
 STEEPEST = 200.0
 
 
@@ -61,7 +64,7 @@ def crossing(probes: Sequence[Batches]) -> Crossing | None:
     grid = np.linspace(-REACH, REACH, GRID)
     line = a + b * grid
     error = np.sqrt(np.maximum(spread[0, 0] + 2 * grid * spread[0, 1] + grid**2 * spread[1, 1], 0.0))
-    inside = np.abs(line) <= student_975(max(1, len(x) - 2)) * error
+    inside = np.abs(line) <= CAUTION * student_975(max(1, len(x) - 2)) * error
     place = int(np.argmin(np.abs(line)))
     low = high = place
     while low > 0 and inside[low - 1]:
