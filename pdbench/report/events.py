@@ -90,8 +90,8 @@ class Events:
         begin, width = float(firsts.min()), longer_than_s / 2
         earliest: dict[int, float] = {}
         latest: dict[int, float] = {}
-        times = [firsts, *(ends for _, _, ends in self.arrivals(some[self.count[some] > 0], sent))]
-        for piece in times:
+        ends_of_gaps = (ends for _, _, ends in self.arrivals(some[self.count[some] > 0], sent))
+        for piece in itertools.chain([firsts], ends_of_gaps):
             order = np.argsort(piece)
             ordered = piece[order]
             bins = np.floor((ordered - begin) / width).astype(np.int64)
