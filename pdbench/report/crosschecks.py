@@ -19,6 +19,7 @@ from pdbench.report.stages import LOADED, LOADING, WAITING
 APART = 0.10  # of the larger: as for the validity code littles-law
 SIGMAS = 3.0  # of what the samples of the gauge missed
 AT_LEAST_MS = 10.0
+STAGES = (WAITING, LOADING, LOADED)
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,14 +53,23 @@ def cross_checks(cell: Measured) -> list[Check]:
     return [check for make in (_stages, _loads, _running, _prefill_queue, _slots) for check in make(cell)]
 
 
-def _gauge_ms(cell: Measured, role: str, canonical: str, requests: float, **labels: str) -> tuple[float, float] | None:
-    """Mean time of a request in a gauge, and the standard error of what the samples missed."""
+def _gauge_ms(
+    cell: Measured, role: str, canonical: str, requests: float, counted_ms: float, **labels: str
+) -> tuple[float, float] | None:
+    """Mean time of a request in a gauge, and the standard error of what the samples missed.
+
+    Of a stay that is shorter than the time between two samples most see nothing: a sample every T meets a stay of d
+    with the chance d/T and then counts T for it, so the sum over n requests is off by T sqrt(n d/T (1 - d/T)).
+    """
     area = cell.window.integral(role, canonical, **labels)
     if area is None or not requests:
         return None
     gauges = [g for _, _, _, g in cell.window.gauges(role, canonical, **labels)]
     missed = sum(float(np.sum((np.diff(g.value) * np.diff(g.t)) ** 2)) for g in gauges)
-    return area / requests * 1000, float(np.sqrt(missed)) / 2 / requests * 1000
+    between_ms = 1000 * max((float(np.mean(np.diff(g.t))) for g in gauges if len(g.t) > 1), default=0.0)
+    met = min(counted_ms / between_ms, 0.5) if between_ms else 0.0
+    unseen = between_ms * float(np.sqrt(met * (1 - met) / requests))
+    return area / requests * 1000, max(float(np.sqrt(missed)) / 2 / requests * 1000, unseen)
 
 
 def _stages(cell: Measured) -> Iterator[Check]:
@@ -67,10 +77,10 @@ def _stages(cell: Measured) -> Iterator[Check]:
     requests, queue = cell.window.delta("decode", "queue_s", "count"), cell.window.mean_ms("decode", "queue_s")
     if not requests or queue is None:
         return
-    found = [_gauge_ms(cell, "decode", "kv_fetch_stage", requests, stage=stage) for stage in (WAITING, LOADING, LOADED)]
+    found = [_gauge_ms(cell, "decode", "kv_fetch_stage", requests, queue, stage=stage) for stage in STAGES]
     known = [pair for pair in found if pair is not None]
     if len(known) == len(found):
-        seen, error = sum(ms for ms, _ in known), float(np.sqrt(sum(e**2 for _, e in known)))
+        seen, error = sum(ms for ms, _ in known), max(error for _, error in known)
         yield Check("decode's stages against its queue time", seen, queue, error, "ms")
 
 
@@ -79,7 +89,7 @@ def _loads(cell: Measured) -> Iterator[Check]:
     requests, xfer = cell.window.delta("decode", "queue_s", "count"), cell.window.mean_ms("decode", "nixl_xfer_s")
     if cell.mode != PULL or not requests or xfer is None:
         return
-    found = _gauge_ms(cell, "decode", "kv_fetch_stage", requests, stage=LOADING)
+    found = _gauge_ms(cell, "decode", "kv_fetch_stage", requests, xfer, stage=LOADING)
     if found is not None and found[0] < xfer:
         yield Check("decode's loads in progress against NIXL's transfer time", *_flat(found, xfer))
 
@@ -90,7 +100,7 @@ def _running(cell: Measured) -> Iterator[Check]:
     requests, held = cell.window.delta(role, "inference_s", "count"), cell.window.mean_ms(role, "inference_s")
     if not requests or held is None:
         return
-    if (found := _gauge_ms(cell, role, "running", requests)) is not None:
+    if (found := _gauge_ms(cell, role, "running", requests, held)) is not None:
         yield Check(f"{role}'s running against its inference time", *_flat(found, held))
 
 
@@ -99,7 +109,7 @@ def _prefill_queue(cell: Measured) -> Iterator[Check]:
     requests, queue = cell.window.delta(role, "queue_s", "count"), cell.window.mean_ms(role, "queue_s")
     if not requests or queue is None:
         return
-    if (found := _gauge_ms(cell, role, "waiting", requests)) is not None:
+    if (found := _gauge_ms(cell, role, "waiting", requests, queue)) is not None:
         yield Check(f"{role}'s waiting against its queue time", *_flat(found, queue))
 
 
