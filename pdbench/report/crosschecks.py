@@ -67,7 +67,7 @@ def _gauge_ms(
     gauges = [g for _, _, _, g in cell.window.gauges(role, canonical, **labels)]
     missed = sum(float(np.sum((np.diff(g.value) * np.diff(g.t)) ** 2)) for g in gauges)
     between_ms = 1000 * max((float(np.mean(np.diff(g.t))) for g in gauges if len(g.t) > 1), default=0.0)
-    met = min(counted_ms / between_ms, 0.5) if between_ms else 0.0
+    met = min(max(counted_ms, 0.0) / between_ms, 0.5) if between_ms else 0.0
     unseen = between_ms * float(np.sqrt(met * (1 - met) / requests))
     return area / requests * 1000, max(float(np.sqrt(missed)) / 2 / requests * 1000, unseen)
 

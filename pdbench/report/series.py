@@ -129,5 +129,5 @@ def _curve(cell: int, ordered: Gaps) -> GapCurve:
         n,
         np.maximum(ms.astype(np.float64), 1e-3),
         (tail / n)[::-1],
-        float(np.searchsorted(ordered, ONE_READ_MS)) / n,
+        float(np.searchsorted(ordered, ordered.dtype.type(ONE_READ_MS))) / n,  # of their type, or all are copied
     )
