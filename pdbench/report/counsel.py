@@ -45,11 +45,13 @@ def _handoff_costs_more(cell: Measured, split: Split) -> Iterator[Counsel]:
     handoff = split.get("post") + split.get("transfer") + split.get("poll")
     if handoff <= even.total_latency_ms:
         return
-    saved = max(0.0, even.total_latency_ms)
+    saves = f"keeping that away saves a request {even.total_latency_ms:,.1f} ms"
+    if even.total_latency_ms <= 0:
+        saves = "keeping that away saves nothing, since all prompts then queue for one instance in place of two"
     text = (
         f"P/D cannot win in latency at this rate: computing the prompt takes {compute:,.1f} ms and would stall"
-        f" {even.stalled_decodes:.1f} streams on each of two co-located instances; keeping that away saves a request"
-        f" {saved:,.1f} ms, handing its KV over costs {handoff:,.1f} ms (post {split.get('post'):,.1f}, transfer"
+        f" {even.stalled_decodes:.1f} streams on each of two co-located instances; {saves}; handing its KV"
+        f" over costs {handoff:,.1f} ms (post {split.get('post'):,.1f}, transfer"
         f" {split.get('transfer'):,.1f}, poll {split.get('poll'):,.1f}). Measure the same GPUs co-located with chunked"
         " prefill (--server) before tuning the handoff."
     )

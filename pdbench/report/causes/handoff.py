@@ -26,7 +26,8 @@ def transfer_bandwidth(case: Case) -> Iterator[tuple[Cause, Taken | None]]:
     taken = case.taken("transfer", move)
     if taken is None:
         return
-    if not taken.is_wait():
+    inside = not taken.is_wait()
+    if inside:
         # A copy may run inside the post (same host, shared memory): then that is the transfer.
         posted = posting(case)
         taken = case.taken("transfer", lambda split: split.get("transfer") + (posted(split) or 0.0))
@@ -39,6 +40,8 @@ def transfer_bandwidth(case: Case) -> Iterator[tuple[Cause, Taken | None]]:
     handles = cell.window.delta(case.mover, "nixl_nbytes", "count")
     speed = effective_gb_s(nbytes, time) if nbytes is not None and time is not None else None
     numbers = [f"moving the KV takes {case.of_ttft(taken.ms)}"]
+    if inside:
+        numbers = [_in_post(case, taken)]
     if speed is not None and nbytes is not None and handles:
         numbers.append(f"{nbytes / handles / 1e6:,.1f} MB a handle at {speed:.3g} GB/s")
     loading = cell.window.send_max("decode", "kv_fetch_stage", stage="in_progress")
@@ -52,9 +55,25 @@ def transfer_bandwidth(case: Case) -> Iterator[tuple[Cause, Taken | None]]:
     advice = f"{transport}."
     if link is None or speed is None:
         advice = f"{transport}; say with --link-gb-s what the link should carry."
+    elif inside:
+        advice = f"{transport}; transfers are posted one by one, so more instances post more of them."
     elif speed >= LINK_SHARE * link:
         advice = "The link carries what it can: more of it (TP, NICs), fewer bytes (fp8 KV), or push layer by layer."
     yield case.named("transfer-bandwidth", taken, numbers, advice, "A transfer alone on the idle pair takes as long.")
+
+
+def _in_post(case: Case, taken: Taken) -> str:
+    """Where the time of bytes goes that move while they are posted: one transfer after the other."""
+    posted, moved = case.split.get("post"), case.split.get("transfer")
+    text = f"posting and moving the KV takes {case.of_ttft(taken.ms)}: post {posted:.1f}, transfer {moved:.1f}"
+    if (queued := taken.ms - posted - moved) > 0.1 * posted:
+        text += f", waiting until the transfers before it were posted {queued:.1f}"
+    count = case.cell.window.delta(case.mover, "nixl_post_s", "count")
+    servers = case.cell.servers("decode" if case.pull else "prefill")
+    if count and servers and case.cell.send_s > 0:
+        text += f"; posting is busy {min(1.0, count * posted / 1000 / servers / case.cell.send_s):.0%} of the time"
+    each = case.cell.window.mean_s(case.mover, "nixl_descriptors")
+    return text + (f", {1000 * posted / each:,.0f} us a descriptor" if each else "")
 
 
 def copied_in_post(case: Case) -> bool:
