@@ -201,9 +201,16 @@ def _latency(cells: Sequence[CellSummary], slos_ms: Mapping[str, float], drawn: 
 def _capacity(cells: Sequence[CellSummary], slos: str, drawn: list[Figure]) -> list[Child]:
     found, left_out = capacity_figures.capacity_figures(cells, slos)
     if not found:
-        return [missing("slots and rates: no request was answered")]
+        return [missing(f"slots and rates: {_unanswered(cells)}")]
     note = f"{wording.counted(left_out, 'more prompt length')} in the table of cells." if left_out else None
     return [_panels(found, drawn, " two"), tag("p", note, class_="note") if note else None]
+
+
+def _unanswered(cells: Sequence[CellSummary]) -> str:
+    """Why a figure of the requests has none to show."""
+    if any(wording.is_imported(cell) and cell.get("completed") for cell in cells):
+        return "the imported file does not hold the send time of every request"
+    return "no request was answered"
 
 
 def _time(cells: Sequence[CellSummary], run: Run, drawn: list[Figure]) -> list[Child]:
@@ -218,7 +225,11 @@ def _time(cells: Sequence[CellSummary], run: Run, drawn: list[Figure]) -> list[C
 def _gaps(cells: Sequence[CellSummary], requests: pandas.DataFrame, events: Events, drawn: list[Figure]) -> list[Child]:
     found = time_figures.gap_figures(series.gap_curves(requests, events), cells)
     if not found:
-        return [missing("gaps between tokens: no answer had two tokens")]
+        imported = any(wording.is_imported(cell) for cell in cells)
+        why = "no answer had two tokens"
+        if imported:
+            why = _unanswered(cells) if requests.empty else "the imported file does not hold each of them"
+        return [missing(f"gaps between tokens: {why}")]
     note = (
         "Where a curve crosses 1%, one gap in a hundred is longer. Dotted curves are cells that are void or cut short."
     )

@@ -111,6 +111,8 @@ def diagnosis(cells: Sequence[CellSummary], several_targets: bool) -> Markup:
         for cause in cell.get("diagnosis") or []:
             key = (clean(cause.get("cause", "?"), 60), listed(cause.get("advice", "")))
             cards.setdefault(key, []).append((cell, cause))
+    if not cards and any(wording.is_imported(cell) for cell in cells):
+        return tag("p", "Causes could not be looked for: an imported run has no server pages.", class_="note")
     if not cards:
         return tag("p", "No cause stands out in what was measured.", class_="note")
     ranked = sorted(cards.items(), key=lambda item: -max(_share(cause) or 0 for _, cause in item[1]))

@@ -5,7 +5,18 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from pdbench.report.wording import counted, cut_short, followable, interruption, is_cut, place, share_of_ttft, tenths
+from pdbench.report.wording import (
+    TOO_FEW,
+    counted,
+    cut_short,
+    followable,
+    interruption,
+    is_cut,
+    is_imported,
+    place,
+    share_of_ttft,
+    tenths,
+)
 
 UNKNOWN_SHARE = 0.5  # of TTFT unexplained, and an absolute size: then nobody looked, which is not "no cause"
 UNKNOWN_MS = 50.0
@@ -98,7 +109,19 @@ def _good(cell: Mapping[str, Any]) -> str:
     unknown = cell.get("ttft_split_ms", {}).get("unexplained", 0.0)
     if mean and unknown > UNKNOWN_SHARE * mean and unknown > UNKNOWN_MS:
         return f"{text}; where {unknown / mean:.0%} of TTFT goes was not measured (see metrics-missing)."
+    if is_imported(cell):
+        return f"{text}{_warned(cell)}. Causes could not be looked for: an imported run has no server pages."
     return f"{text}. No cause stands out."
+
+
+def _warned(cell: Mapping[str, Any]) -> str:
+    """What is flagged of an imported cell, in short: nothing else was seen of it."""
+    flags = [v for v in cell["validity"] if v["severity"] == "warn" and v["code"] not in ("imported", TOO_FEW)]
+    if not flags:
+        return ""
+    flags.sort(key=lambda v: v["code"] != "not-steady-state")
+    also = ", ".join(v["code"] for v in flags)
+    return f"; flagged ({also}): {_first_sentence(flags[0]['evidence']).rstrip('.')}"
 
 
 def _first_sentence(text: str) -> str:

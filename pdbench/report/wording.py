@@ -253,6 +253,11 @@ def verdict_mark(cell: CellSummary) -> str:
     return "few" if codes == {TOO_FEW} else "warn" if codes else "ok"
 
 
+def is_imported(cell: CellSummary) -> bool:
+    """Measured by another tool: nothing but its file was seen."""
+    return any(flag.get("code") == "imported" for flag in flags(cell))
+
+
 def is_cut(cell: CellSummary) -> bool:
     return bool(cell.get("state") == INTERRUPTED)
 

@@ -198,6 +198,25 @@ def test_figures_of_a_run_that_fell_behind_say_so(tmp_path):
     assert "not-steady-state" in codes(cell, "warn")
 
 
+def test_an_overload_is_flagged_without_end_to_end_latencies(tmp_path):
+    # 12 answers of 8 tokens; 3 s of sends, 5 s to the mean first token and 7 gaps of 100 ms: 8.7 s of 12.
+    told = {"duration": 12.0, "mean_ttft_ms": 5000.0, "mean_tpot_ms": 100.0, "latencies": None}
+    summary = imported(tmp_path, changed(tmp_path, "vllm-plain.json", **told))
+    (cell,) = summary["cells"]
+    assert "not-steady-state" in codes(cell, "warn") and "mean_e2el_ms" not in cell
+    assert "take 9 s" in summary["verdict"] and "1 req/s were answered to the last, 4 asked" in summary["verdict"]
+    assert "flagged (not-steady-state)" in summary["verdict"]
+
+
+def test_an_import_claims_nothing_that_its_file_does_not_say(tmp_path):
+    summary = imported(tmp_path, "vllm-plain.json")
+    page = (tmp_path / "run" / "report.html").read_text()
+    assert "Causes could not be looked for" in summary["verdict"] and "flagged" not in summary["verdict"]
+    for false in ("No cause stands out", "no request was answered.", "no answer had two tokens"):
+        assert false not in summary["verdict"] + page
+    assert page.count("the imported file does not hold the send time of every request") == 2
+
+
 def test_a_burst_is_no_rate(tmp_path):
     (cell,) = imported(tmp_path, changed(tmp_path, "vllm-plain.json", request_rate="inf"))["cells"]
     assert cell["loop"] == "closed" and cell["max_concurrency"] == 12 and "request_rate" not in cell

@@ -95,7 +95,7 @@ def _pooled(alone: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 def _findings(
     cell: Mapping[str, Any], figures: Mapping[str, Any], about: Mapping[str, Any], entry: Mapping[str, Any]
 ) -> list[Finding]:
-    unseen = "it holds no times of single requests, so steady state, arrivals and gaps could not be checked"
+    unseen = "it does not hold the send time of every request, so steady state, arrivals and gaps could not be checked"
     found = [Finding(CODE, WARN, f"{_made(about)}; {unseen}.")]
     completed, failed = figures.get("completed") or 0, figures.get("failed") or 0
     if failed:
@@ -112,13 +112,26 @@ def _fell_behind(
     cell: Mapping[str, Any], figures: Mapping[str, Any], send_s: float | None, took: float | None
 ) -> str | None:
     """A run that took much longer than its sends and a mean answer: its backlog grew, or its last answers were long."""
-    mean = figures.get("mean_e2el_ms")
-    if cell.get("request_rate") is None or mean is None or took is None or not send_s:
+    mean, rate = _mean_e2el_ms(figures), cell.get("request_rate")
+    if rate is None or mean is None or not took or not send_s:
         return None
     expected = send_s + mean / 1000
     if expected >= LONGER_THAN_SENT * took:
         return None
+    answered = (figures.get("completed") or 0) / took
     return (
         f"the run took {took:,.0f} s, its sends and a mean answer take {expected:,.0f} s: its last answers took longer "
-        "than its mean one, as they do when a backlog grows. Import a file with the times of its requests to decide."
+        f"than its mean one, as they do when a backlog grows; {answered:.3g} req/s were answered to the last, "
+        f"{rate:.3g} asked. Import a file with the times of its requests to decide."
     )
+
+
+def _mean_e2el_ms(figures: Mapping[str, Any]) -> float | None:
+    """As the file has it; else a mean TTFT and as many mean gaps as a mean answer has after its first token."""
+    if (mean := figures.get("mean_e2el_ms")) is not None:
+        return float(mean)
+    ttft, tpot = figures.get("mean_ttft_ms"), figures.get("mean_tpot_ms")
+    tokens, completed = figures.get("total_output_tokens"), figures.get("completed")
+    if ttft is None or tpot is None or not tokens or not completed:
+        return None
+    return float(ttft + tpot * max(tokens / completed - 1, 0))
