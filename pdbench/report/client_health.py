@@ -45,9 +45,8 @@ def client_saturated(cell: Measured) -> Iterator[Finding]:
         lag = None  # the kernel's stamps don't wait for our loop; late sends are judged by themselves
     limit = max(LAG_MS, OWN_SHARE * (mean or 0.0))
     tpot = cell.answers.mean(cell.answers.tpot_ms)
-    merged = [*_merged(cell, tpot)]
-    late_reads = tpot is not None and _read_late(client, tpot)
-    reasons = [*_limits(client), *_moved(cell), *(merged if late_reads else [])]
+    merged = _merged(cell, tpot) if tpot is not None and _read_late(client, tpot) else ()
+    reasons = [*_limits(client), *_moved(cell), *merged]
     if lag is not None and lag > limit:
         reasons.append(f"the client's loop woke {lag:,.0f} ms late (p99; limit {limit:.0f} ms)")
     if cpu is not None and cpu > CPU_SHARE:
@@ -60,7 +59,7 @@ def client_saturated(cell: Measured) -> Iterator[Finding]:
         advice = ". Run pdbench on a host of its own, or lower the rate."
         yield Finding("client-saturated", VOID, "; ".join(reasons) + advice)
         return
-    words = [*_near(cell, mean, lag), *merged]
+    words = [*_near(cell, mean, lag)]
     if words:
         yield Finding("client-saturated", WARN, "; ".join(words) + ". Run pdbench on a host of its own.")
 
@@ -87,6 +86,9 @@ def connection_cost(cell: Measured) -> Iterator[Finding]:
 def stamps_note(cell: Measured) -> Iterator[str]:
     """How the times were taken, where that was not by the kernel, and how good they are."""
     client = cell.parts[0].client
+    tpot = cell.answers.mean(cell.answers.tpot_ms)
+    if tpot is not None and not _read_late(client, tpot) and (merged := [*_merged(cell, tpot)]):
+        yield f"{'; '.join(merged)}, unless the server sent them together: who held them up is not known."
     stamps = client.get("stamps") or {}
     user, every = stamps.get("user") or 0, sum(stamps.values())
     if not user:
@@ -213,9 +215,10 @@ def _kernel_stamped(client: Mapping[str, Any]) -> bool:
 
 
 def _read_late(client: Mapping[str, Any], tpot: float) -> bool:
-    """Whether we came so late after the kernel's stamps that it may have merged what the server sent one by one."""
-    lag = client.get("kernel_to_user_p99_ms")
-    return _kernel_stamped(client) and lag is not None and lag > ITL_SHARE * tpot
+    """Whether we came so late after the kernel's stamps that it may have merged what the server sent one by one: late
+    against the time between two reads."""
+    lag, between = client.get("kernel_to_user_p99_ms"), tpot * max(1.0, client.get("events_per_read") or 1.0)
+    return _kernel_stamped(client) and lag is not None and lag > ITL_SHARE * between
 
 
 def _shared_stamps(client: Mapping[str, Any], tpot: float | None) -> Iterator[tuple[float, str]]:
