@@ -152,14 +152,32 @@ def test_the_practice_deployment(
         assert main(["doctor", *flags(testbed), "--json"]) == code
         printed = capsys.readouterr()
     document = json.loads(printed.out)
+    assert document["simulated"]
     assert {check["rule"] for check in document["checks"] if check["level"] == "fail"} == failing
     if not failing and settings.get("mode") != "colocated":
         assert level([Check(**check) for check in document["checks"]], "streaming") == "pass"
 
 
 def test_nothing_there(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["doctor", "--proxy", "http://127.0.0.1:1", "--decode", "http://127.0.0.1:2"]) == 4
-    assert "cannot be reached" in capsys.readouterr().err
+    nowhere = ["--proxy", "http://127.0.0.1:1", "--prefill", "http://127.0.0.1:3", "--decode", "http://127.0.0.1:2"]
+    assert main(["doctor", *nowhere, "--json"]) == 4
+    printed = capsys.readouterr()
+    assert "cannot be reached" in printed.err
+    assert {check["rule"] for check in json.loads(printed.out)["checks"]} == {"reachable"}
+
+
+def test_exchanged_roles_and_a_wrong_mode_are_called_so(capsys: pytest.CaptureFixture[str]) -> None:
+    with running(Settings(dev_mode=False).on_free_ports()) as testbed:
+        entry, prefill, decode = str(testbed.proxy_url), testbed.prefill_urls[0], testbed.decode_urls[0]
+        assert main(["doctor", "--proxy", entry, "--prefill", decode, "--decode", prefill]) == 1
+        assert "look exchanged" in (told := " ".join(capsys.readouterr().out.split())) and "drops" not in told
+    assert told.startswith("SIMULATED")
+    with running(Settings().on_free_ports()) as testbed:
+        assert main(["doctor", *flags(testbed), "--mode", "push", "--json"]) == 1
+    checks = {check["rule"]: check for check in json.loads(capsys.readouterr().out)["checks"]}
+    assert checks["answers"]["level"] == checks["disaggregated"]["level"] == "pass"
+    assert "the mode given is wrong" in checks["mixed-modes"]["evidence"]
+    assert "handshake" not in checks["mixed-modes"]["evidence"] and "pull" in checks["mixed-modes"]["fix"]
 
 
 def test_looking_leaves_no_kv_behind_that_expires() -> None:

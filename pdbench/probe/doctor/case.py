@@ -54,6 +54,15 @@ class Patient:
         return self.asked and not self.trouble
 
     @property
+    def down(self) -> bool:
+        return self.trouble.startswith("cannot be reached")
+
+    @property
+    def unseen(self) -> bool:
+        """Nothing is known of it: it cannot be reached, and no recipe says how it is started."""
+        return self.down and not (self.launch.words or self.launch.broken)
+
+    @property
     def host(self) -> str:
         return urlsplit(self.server.url).hostname or ""
 
@@ -106,6 +115,7 @@ class Sent:
     events: int = 0
     spread_s: float = 0.0  # from the first event with output to the last one
     moved: Mapping[str, float] = field(default_factory=dict)  # prompt tokens of the decode servers by source
+    fetched_by_prefill: float = 0.0  # prompt tokens whose KV came to the servers named as prefill
 
 
 @dataclass(frozen=True, slots=True)

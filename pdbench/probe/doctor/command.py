@@ -56,16 +56,18 @@ def doctor(
 
     file = config_file(recipe)
     deployment = chosen(flags, file)[0]
-    checks, down = asyncio.run(examine(deployment, entries_of(file, flags), file.sweep if file else {}, tpot))
+    checks, down, simulated = asyncio.run(
+        examine(deployment, entries_of(file, flags), file.sweep if file else {}, tpot)
+    )
     if json:
-        jsonlib.dump(_document(checks), sys.stdout, indent=1, allow_nan=False)
+        jsonlib.dump(_document(checks, simulated=simulated), sys.stdout, indent=1, allow_nan=False)
         sys.stdout.write("\n")
     else:
         from pdbench.probe.doctor.text import print_checks
 
-        if down and not any(check.rule == "answers" for check in checks):
+        if down and not any(check.rule == "reachable" for check in checks):
             print("No server answers: this is what the recipe alone says.", file=sys.stderr)
-        print_checks(checks)
+        print_checks(checks, simulated=simulated)
     _conclude(checks, down, recipe_only=file is not None and not flags.urls)
 
 
@@ -77,9 +79,9 @@ def entries_of(file: Recipe | None, flags: TargetFlags) -> Sequence[dict[str, An
     return [entry for entry in file.document.get("server", []) if entry["role"] not in given]
 
 
-def _document(checks: Sequence[Any]) -> dict[str, Any]:
+def _document(checks: Sequence[Any], *, simulated: bool) -> dict[str, Any]:
     counts = {level: sum(check.level == level for check in checks) for level in ("fail", "warn", "unknown", "pass")}
-    return {"checks": [check._asdict() for check in checks], **counts}
+    return {"checks": [check._asdict() for check in checks], **counts, "simulated": simulated}
 
 
 def _conclude(checks: Sequence[Any], down: Sequence[str], *, recipe_only: bool) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from pdbench.deployment import Deployment
 from pdbench.probe.doctor import rules_handoff, rules_live, rules_load
@@ -14,8 +14,15 @@ from pdbench.probe.doctor.launch import Launch, launch_of
 from pdbench.probe.doctor.look import look
 
 NO_CONFIG = "no server and no recipe shows a --kv-transfer-config"
-ASK_FOR_CONFIG = "Add `launch` to the recipe, or start the servers with VLLM_SERVER_DEV_MODE=1."
 RULES: Mapping[str, Rule] = {**rules_live.RULES, **rules_handoff.RULES, **rules_load.RULES}
+
+
+class Examined(NamedTuple):
+    """Checks, the worst first; the servers that cannot be reached; whether a server says that it is the testbed's."""
+
+    checks: list[Check]
+    down: list[str]
+    simulated: bool
 
 
 async def examine(
@@ -23,17 +30,15 @@ async def examine(
     entries: Sequence[Mapping[str, Any]],
     sweep: Mapping[str, Any],
     tpot_ms: float | None = None,
-) -> tuple[list[Check], list[str]]:
-    """Checks, the worst first, and the servers that cannot be reached.
-
-    A recipe none of whose servers is up is judged by what it says alone.
-    """
+) -> Examined:
+    """Look and judge. A recipe none of whose servers is up is judged by what it says alone."""
     launches = launches_of(entries)
     case = replace(await look(deployment, launches, sweep), tpot_ms=tpot_ms)
     down = [patient.name for patient in case.patients if not patient.answers]
     if entries and len(down) == len(case.patients):
-        return judged(replace(on_paper(deployment, launches, sweep), tpot_ms=tpot_ms)), down
-    return judged(case), [patient.name for patient in case.patients if patient.trouble.startswith("cannot be reached")]
+        return Examined(judged(replace(on_paper(deployment, launches, sweep), tpot_ms=tpot_ms)), down, simulated=False)
+    simulated = any(patient.facts.simulated for patient in case.patients)
+    return Examined(judged(case), [patient.name for patient in case.patients if patient.down], simulated)
 
 
 def on_paper(deployment: Deployment, launches: Mapping[str, Launch], sweep: Mapping[str, Any]) -> Case:
@@ -46,16 +51,17 @@ def judged(case: Case) -> list[Check]:
     """Every rule's findings; one that finds nothing passes, one that has nothing to look at is left out."""
     live = any(patient.asked for patient in case.patients)
     configured = any(True for _ in case.handoffs())
+    handed_over = any(not one.unseen for one in case.pair) and case.deployment.engine in (None, "vllm")
     checks = []
     for name, rule in RULES.items():
         if (
             (name in rules_live.RULES and not live)
-            or (name in rules_handoff.RULES and not (case.pair and case.deployment.engine in (None, "vllm")))
+            or (name in rules_handoff.RULES and not handed_over)
             or (name in rules_load.NEEDS_PLAN and not case.sweep)
         ):
             continue
         if name in rules_handoff.NEEDS_CONFIG and not configured:
-            checks.append(Check(name, "unknown", "", NO_CONFIG, ASK_FOR_CONFIG))
+            checks.append(Check(name, "unknown", "", NO_CONFIG, rules_handoff.ASK_FOR_CONFIG))
             continue
         found = rule(case)
         if found is None:

@@ -26,6 +26,7 @@ REQUEST_S = 60.0  # a first request may compile kernels and shake hands
 PAGE_S = 3.0
 FETCH_S = 10.0
 PROMPT_TOKENS, OUTPUT_TOKENS = 192, 8  # several KV blocks, and a stream long enough to see whether it is collected
+EXTERNAL = "external_kv_transfer"  # the source of prompt tokens whose KV another server computed
 _LOWEST_ID, _IDS = 256, 3000
 
 
@@ -150,7 +151,7 @@ async def _send(client: aiohttp.ClientSession, case: Case) -> Sent:
     """One streamed request through the entry, with decode's counters before and after it."""
     url = case.deployment.entry.url + "/v1/completions"
     body = _body(case, PROMPT_TOKENS, OUTPUT_TOKENS) | {"stream": True, "stream_options": {"include_usage": True}}
-    before = await _sources(client, case)
+    before, brought = await _sources(client, case, "decode"), await _sources(client, case, "prefill")
     stamps: list[float] = []
     usage, error = None, ""
     try:
@@ -170,12 +171,13 @@ async def _send(client: aiohttp.ClientSession, case: Case) -> Sent:
         return _refused(case, f"a small request broke off: {clean(str(broken) or type(broken).__name__, 120)}")
     if error or not stamps:
         return _refused(case, f"a small request failed: {error or 'it ended without output'}")
-    after = await _sources(client, case)
+    after, brought_after = await _sources(client, case, "decode"), await _sources(client, case, "prefill")
     return Sent(
         prompt_tokens=usage.get("prompt_tokens") if isinstance(usage, dict) else None,
         events=len(stamps),
         spread_s=stamps[-1] - stamps[0],
         moved={source: value - before.get(source, 0.0) for source, value in after.items()},
+        fetched_by_prefill=brought_after.get(EXTERNAL, 0.0) - brought.get(EXTERNAL, 0.0),
     )
 
 
@@ -226,11 +228,11 @@ def _has_output(event: Mapping[str, Any]) -> bool:
     return isinstance(choices, list) and any(isinstance(one, dict) and one.get("text") for one in choices)
 
 
-async def _sources(client: aiohttp.ClientSession, case: Case) -> dict[str, float]:
-    """Prompt tokens of all decode servers by source, from their pages as they are now."""
+async def _sources(client: aiohttp.ClientSession, case: Case, role: str) -> dict[str, float]:
+    """Prompt tokens of all servers of a role by source, from their pages as they are now."""
     totals: dict[str, float] = {}
     headers = case.deployment.credentials.headers
-    for patient in case.of("decode"):
+    for patient in case.of(role):
         url = patient.server.metrics_url
         if url is None or not patient.answers:
             continue

@@ -10,6 +10,7 @@ from urllib.parse import urlsplit
 from pdbench.probe.doctor.case import MODE_OF, Case, Patient, connector
 from pdbench.probe.doctor.finding import Found, Rule, fail, unknown, warn
 
+ASK_FOR_CONFIG = "Start the servers with VLLM_SERVER_DEV_MODE=1, or give --recipe FILE with `launch`."
 DEFAULT_SIDE_PORT = 5600
 _KV_ROLES = {"prefill": "kv_producer", "decode": "kv_consumer"}
 _KNOWN_KEYS = {
@@ -22,18 +23,21 @@ _HASHED = {"dtype": "dtype", "kv-cache-dtype": "KV cache dtype", "attention-back
 _NOWHERE = re.compile(r"^(localhost|127\..*|::1|0\.0\.0\.0|::)$")
 
 
-def mixed_modes(case: Case) -> list[Found]:
+def mixed_modes(case: Case) -> list[Found] | None:
     """Push on one side and pull on the other starts without complaint and fails at the first request."""
     said = {patient.name: mode for patient in case.pair if (mode := _mode(patient))}
-    if case.deployment.mode in ("push", "pull"):
-        said["the recipe or --mode"] = case.deployment.mode
+    given = case.deployment.mode
     if len(set(said.values())) > 1:
         each = ", ".join(f"{name} {mode}" for name, mode in said.items())
         fix = "Start prefill and decode with the same connector: NixlConnector (pull) or NixlPushConnector on both."
         return [fail("", f"push and pull are mixed ({each}): the first request fails in the handshake", fix)]
-    if not set(said) & {patient.name for patient in case.pair}:
-        return [unknown("no server and no recipe says which connector is used", "Add `launch` to the recipe.")]
-    return []
+    if not said:
+        return [unknown("no server and no recipe says which connector is used", ASK_FOR_CONFIG)]
+    mode = next(iter(said.values()))
+    if given in ("push", "pull") and given != mode:
+        fix = f"Correct it to {mode}, in the recipe or with --mode."
+        return [fail("", f"the mode given is wrong: {given} was given, {' and '.join(said)} {mode}", fix)]
+    return [] if given or len(said) > 1 else None
 
 
 def _mode(patient: Patient) -> str | None:
@@ -186,11 +190,14 @@ def _machine(host: str) -> str:
     return "this host" if _NOWHERE.match(host) else host
 
 
-def versions(case: Case) -> list[Found]:
+def versions(case: Case) -> list[Found] | None:
     """The version is part of the hash that both sides compare."""
-    said = {patient.name: patient.facts.version for patient in case.pair if patient.facts.version}
-    if len(said) < len(case.pair):
-        silent = ", ".join(patient.name for patient in case.pair if patient.name not in said)
+    seen = [patient for patient in case.pair if not patient.unseen]
+    if len({patient.server.role for patient in seen}) < 2:
+        return None
+    said = {patient.name: patient.facts.version for patient in seen if patient.facts.version}
+    if len(said) < len(seen):
+        silent = ", ".join(patient.name for patient in seen if patient.name not in said)
         return [unknown("does not say its version", "", silent)]
     if len(set(said.values())) > 1:
         each = ", ".join(f"{name} {version}" for name, version in said.items())
@@ -198,12 +205,13 @@ def versions(case: Case) -> list[Found]:
     return []
 
 
-def layouts(case: Case) -> list[Found]:
+def layouts(case: Case) -> list[Found] | None:
     """What else the handshake compares, and what it only slows down."""
-    found = []
+    found, compared = [], False
     for option, title in _HASHED.items():
         each = {patient.name: str(value) for patient in case.pair if (value := patient.option(option)) is not None}
         sides = {role: {each[p.name] for p in case.of(role) if p.name in each} for role in _KV_ROLES}
+        compared |= all(sides.values())
         if all(sides.values()) and sides["prefill"] != sides["decode"]:
             text = ", ".join(f"{name} {value}" for name, value in each.items())
             found.append(fail("", f"{title} differs ({text}): the handshake is refused", "Make both sides equal."))
@@ -212,7 +220,7 @@ def layouts(case: Case) -> list[Found]:
         text = ", ".join(f"{name} {size}" for name, size in blocks.items())
         fix = "Use the larger --block-size on both sides."
         found.append(warn("", f"block sizes differ ({text}): KV is converted, in many small descriptors", fix))
-    return found
+    return found if compared or len(blocks) > 1 else None
 
 
 def _block_size(patient: Patient) -> int | None:
@@ -260,7 +268,10 @@ def bidirectional(case: Case) -> list[Found]:
     return []
 
 
-NEEDS_CONFIG = {"connector", "kv-role", "unknown-keys", "side-channel-port", "side-channel-host", "bidirectional"}
+NEEDS_CONFIG = {
+    "connector", "kv-role", "unknown-keys", "side-channel-port", "side-channel-host", "handshake-check",
+    "bidirectional",
+}  # fmt: skip
 RULES: dict[str, Rule] = {
     "launch-unreadable": unread_launch,
     "launch-port": launch_ports,

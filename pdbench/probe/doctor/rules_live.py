@@ -50,8 +50,11 @@ def named(case: Case) -> list[Found] | None:
     return [unknown(text, f"Add {flags}.")]
 
 
-def answers(case: Case) -> list[Found]:
+def answers(case: Case) -> list[Found] | None:
     """One small request through the entry."""
+    entries = case.of("proxy", "colocated")
+    if entries and all(patient.down for patient in entries):
+        return None
     if case.sent is None:
         return [unknown("no request was sent: nothing takes requests here")]
     return [fail("", case.sent.trouble, case.sent.hint)] if case.sent.trouble else []
@@ -66,6 +69,9 @@ def disaggregated(case: Case) -> list[Found] | None:
         return [unknown("decode shows no prompt tokens by source, so nobody can tell whether KV came from prefill")]
     external, computed = sent.moved.get("external_kv_transfer", 0.0), sent.moved.get("local_compute", 0.0)
     if external == 0 and computed > FEW_TOKENS:
+        if sent.fetched_by_prefill:
+            evidence = "KV came to the servers named as prefill, decode computed the prompt: the roles look exchanged"
+            return [fail("", evidence, "Exchange the URLs of prefill and decode.")]
         evidence = f"decode computed the request's {computed:.0f} prompt tokens itself; none came from prefill"
         fix = "The proxy drops kv_transfer_params, or sends to decode only: it must pass prefill's answer on."
         return [fail("", evidence, fix)]

@@ -60,7 +60,8 @@ def _mean_of(length: str) -> str:
 
 def slots_known(case: Case) -> list[Found] | None:
     """Without max_num_seqs slot waits cannot be told from slow transfers."""
-    if not case.of("decode", "colocated"):
+    holders = [patient for patient in case.of("decode", "colocated") if _slots(patient) or not patient.unseen]
+    if not holders:
         return None
     return [
         warn(
@@ -68,7 +69,7 @@ def slots_known(case: Case) -> list[Found] | None:
             "its max_num_seqs is not known: no default page shows it",
             "Give --max-num-seqs or max_num_seqs in the recipe, or start it with VLLM_SERVER_DEV_MODE=1.",
         )
-        for patient in case.of("decode", "colocated")
+        for patient in holders
         if _slots(patient) is None
     ]
 
@@ -114,10 +115,11 @@ def slots_demand(case: Case) -> list[Found]:
 
 def pool(case: Case) -> list[Found] | None:
     """max_num_seqs against the KV pool: slots without memory only move the queue."""
-    if not case.of("decode", "colocated"):
+    holders = [patient for patient in case.of("decode", "colocated") if not patient.unseen]
+    if not holders:
         return None
     load, found = planned(case), []
-    for patient in case.of("decode", "colocated"):
+    for patient in holders:
         blocks, size = patient.facts.num_kv_blocks, patient.facts.block_size
         slots = _slots(patient)
         if not blocks or not size or not slots:

@@ -14,10 +14,12 @@ STYLE = {"fail": "bold red", "warn": "yellow", "unknown": "dim", "pass": "green"
 WIDTH = 80
 
 
-def print_checks(checks: Sequence[Check]) -> None:
+def print_checks(checks: Sequence[Check], *, simulated: bool) -> None:
     console = Console(highlight=False, markup=False, emoji=False)
     if not console.is_terminal:
         console.width = WIDTH
+    if simulated:
+        console.print("SIMULATED: these servers are the practice testbed, no engine.", style="bold magenta")
     table = Table.grid(padding=(0, 2, 0, 0))
     table.add_column()
     table.add_column(max_width=20)
