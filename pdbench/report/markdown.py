@@ -72,7 +72,7 @@ def _probes(summary: Summary) -> list[str]:
     """What a search probed, folded: its answers are the verdict."""
     lines: list[str] = []
     for answer in capacity.answers(summary):
-        rows = [[plain(word) for word in row] for _, row in capacity.rows(answer)]
+        rows = [[plain(word) for word in row] for _, row in capacity.rows(answer, summary)]
         lines += folded(f"Probes, {plain(capacity.name(answer, summary))}", table(capacity.heads(answer), rows))
     return lines
 

@@ -143,7 +143,8 @@ class Live:
             parts.append(f"waiting <= {seen.waiting_max:,g}{drain}")
         again = f", repeat {repeat + 1}" if self.plan.repeats > 1 else ""
         name = cell_name(self.plan, cell, target=len(self.deployments) > 1).removesuffix(" tokens")
-        self._line(f"{self.turn + 1}/{len(self.turns)}  {name}{again}: ", parts)
+        place = f"probe {self.turn + 1}" if self.plan.search else f"{self.turn + 1}/{len(self.turns)}"
+        self._line(f"{place}  {name}{again}: ", parts)
 
     def _line(self, head: str, parts: Sequence[str] = ()) -> None:
         """One line, which gives up its last parts where it does not fit; on a terminal it wraps between words."""
@@ -157,7 +158,15 @@ class Live:
     def _where(self, cell: Cell, repeat: int) -> str:
         name = cell_name(self.plan, cell, target=len(self.deployments) > 1)
         again = f", repeat {repeat + 1} of {self.plan.repeats}" if self.plan.repeats > 1 else ""
+        if self.plan.search:  # nobody knows how many there will be
+            return f"probe {self.turn + 1}{self._spent()}: {name}{again}"
         return f"cell {self.turn + 1} of {len(self.turns)}: {name}{again}"
+
+    def _spent(self) -> str:
+        """How much of the search's time its probes took; nothing where a run goes on, which did not see them all."""
+        if not self.plan.search or len(self.took_s) < self.turn:
+            return ""
+        return f", {sum(self.took_s.values()):,.0f} of {float(self.plan.search['max_duration_s']):,.0f} s"
 
     def _sum(self, gauge: str, *roles: str) -> float | None:
         target = self.turns[self.turn][0].target if self.turn >= 0 else None
@@ -210,6 +219,8 @@ class Live:
 
     def _left_s(self, elapsed: float) -> float | None:
         """Seconds to the end of the sweep; what cells took beyond their plan so far is expected of the rest."""
+        if self.plan.search:
+            return None
         done = [(took, self.expected_s[turn]) for turn, took in self.took_s.items()]
         rest = self.expected_s[self.turn :]
         if any(expected is None for expected in rest):

@@ -12,6 +12,8 @@ import pytest
 
 from pdbench.errors import GateFailed
 from pdbench.report.capacity.growth import next_probe
+from pdbench.report.capacity.html import search_section
+from pdbench.report.capacity.text import rows
 from pdbench.report.command import conclude, refuse_invalid
 from pdbench.report.summary import summarise
 from pdbench.run import Run
@@ -108,6 +110,27 @@ def test_what_is_turned_away_is_no_evidence(tmp_path: Path) -> None:
     assert doubted and all("rejected" in probe["doubt"] for probe in doubted)
     assert "fails" not in answer and answer["state"] == "limit"
     assert "no higher rate that was asked failed" in answer["said"] and "rejected" in answer["said"]
+
+
+def test_a_percentile_of_few_requests_is_no_point_and_no_line_passes_through_what_is_overloaded() -> None:
+    requests, values = (600, 40, 600, 600), (20.0, 45.3, 900.0, 30.0)  # the third is overloaded
+    interval = {"ttft_ms_interval": {"p99": [40.0, None]}, "needs": {"p99_ttft_ms": 299}}
+    probes = [
+        {"cell": n, "request_rate": n + 1.0, "requests": of, "values": [value], "result": "holds", "deciding": of > 299}
+        | {"overloaded": n == 2, "doubt": ""}
+        for n, (of, value) in enumerate(zip(requests, values, strict=True))
+    ]
+    slo = {"metric": "ttft", "statistic": "p99", "limit": 500.0, "text": "TTFT p99 <= 500 ms"}
+    answer = {"target": "default", "prompt_len": 256, "slos": [slo], "probes": probes, "said": ""}
+    cells = [{"cell": n, "target": "default", **(interval if of < 299 else {})} for n, of in enumerate(requests)]
+    summary = {"cells": cells, "capacity": {"answers": [answer]}}
+    shown = [row[2] for _, row in rows(answer, summary)]
+    assert shown == ["20 ms", ">40 ms needs 299", "900 ms", "30 ms"]
+    drawn: list[Any] = []
+    search_section(summary, drawn)
+    line, apart = drawn[0].document["data"]
+    assert list(line["y"]) == [20.0, None, None, 30.0] and list(apart["y"]) == [40.0, 900.0]
+    assert apart["mode"] == "markers" and list(apart["marker"]["symbol"]) == ["triangle-up-open", "circle-open"]
 
 
 def test_two_targets_are_searched_in_turns_and_stand_side_by_side(tmp_path: Path) -> None:

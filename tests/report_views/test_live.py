@@ -56,6 +56,20 @@ def test_no_terminal_gets_a_line_at_the_start_and_the_end_of_a_cell():
     assert end == "2/2  4 req/s x 1,024: 10 ok, 1 not, TTFT p50 50 ms, TPOT p50 10 ms, waiting <= 3"
 
 
+def test_a_search_counts_probes_and_its_time_for_nobody_knows_how_many_there_will_be():
+    plan = plan_of(search={"find": "capacity", "slos": [], "max_duration_s": 100.0})
+    view, file = live(plan)
+    with view:
+        view.cell_started(plan.cells[0], 0, 40)
+        view.cell_ended(plan.cells[0], 0)
+        view.took_s[0] = 35.0
+        view.cell_started(plan.cells[1], 0, 40)
+        assert "end not known yet" in view.lines(view.cell_started_s + 1)[1]
+    first, end, second = file.getvalue().splitlines()
+    assert first == "probe 1, 0 of 100 s: 1 req/s x 1,024 tokens, about 60 s"
+    assert end.startswith("probe 1  1 req/s") and second.startswith("probe 2, 35 of 100 s: 4 req/s")
+
+
 def test_lines_of_classes_fit_80_columns():
     names = ("interactive-chat", "batch-summaries", "agents")
     plan = plan_of(classes=tuple(TrafficClass(name, 1.0, "128") for name in names))

@@ -7,8 +7,8 @@ from typing import Any
 
 import plotly.graph_objects as go
 
-from pdbench.report.capacity.slo import ATTAINED
-from pdbench.report.capacity.text import answers, heads, name, rows
+from pdbench.report.capacity.slo import ATTAINED, Slo
+from pdbench.report.capacity.text import answers, heads, name, rows, too_few
 from pdbench.report.figures import Figure, document, log_axis, plain
 from pdbench.report.markup import Child, table, tag
 from pdbench.report.page import placed
@@ -30,7 +30,7 @@ def search_section(summary: Summary, drawn: list[Figure]) -> list[Child]:
     known = [figure for figure in figures if figure is not None]
     parts.append(tag("div", [placed(figure, drawn) for figure in known], class_="panels") if known else None)
     for answer in found:
-        cells = [row for _, row in rows(answer)]
+        cells = [row for _, row in rows(answer, summary)]
         parts.append(table(heads(answer), cells, caption=f"Probes, {name(answer, summary)}"))
     note = "A short probe only says where to look: a queue needs time to build, so short runs overstate what it holds. "
     note += "No evidence: the client, the server's refusals or a void cell, which say nothing of what it holds."
@@ -44,40 +44,19 @@ def _curve(found: Sequence[Mapping[str, Any]], summary: Summary, place: int) -> 
     shapes: list[dict[str, Any]] = []
     for number, answer in enumerate(found):
         colour = f"var(--line-{number % COLOURS})"
-        probes = [p for p in answer["probes"] if p["values"][place] is not None]
-        probes = sorted((p for p in probes if p["values"][place] > 0), key=lambda p: float(p["request_rate"]))
-        if not probes:
-            continue
-        sound = [probe["result"] != "no evidence" and not probe["overloaded"] for probe in probes]
-        traces.append(
-            go.Scatter(
-                x=[probe["request_rate"] for probe in probes],
-                y=[probe["values"][place] for probe in probes],
-                name=plain(answer["target"]),
-                mode="lines+markers",
-                line={"color": colour, "width": 1.5, "dash": "dot"},
-                marker={
-                    "size": [9 if probe["deciding"] else 6 for probe in probes],
-                    "symbol": ["circle" if each else "circle-open" for each in sound],
-                    "color": colour,
-                    "line": {"width": 2, "color": colour},
-                },
-                text=[plain(probe["result"]) for probe in probes],
-                hovertemplate="%{x} req/s \u2192 %{y:,.4~g} %{text}<extra>%{fullData.name}</extra>",
-            )
-        )
-        shapes += _marks(answer, place, colour)
+        if drawn := _traces(answer, summary, place, colour):
+            traces += drawn
+            shapes += _marks(answer, place, colour)
     if not traces:
         return None
     slo = found[0]["slos"][place]
     what = f"{slo['metric'].upper()} {slo['statistic']}".strip()
-    values = [float(y) for trace in traces for y in trace.y] + [
-        float(shape["y0"]) for shape in shapes if "limit" in shape["name"]
-    ]
+    known = [float(y) for trace in traces for y in trace.y if y is not None]
+    values = known + [float(shape["y0"]) for shape in shapes if "limit" in shape["name"]]
     made = document(
         traces,
         height=340,
-        showlegend=len(traces) > 1,
+        showlegend=len({trace.name for trace in traces}) > 1,
         xaxis={"title": {"text": "requests/s asked"}, "rangemode": "tozero"},
         yaxis={
             **log_axis(min(values) / ROOM, max(values) * ROOM),
@@ -86,11 +65,54 @@ def _curve(found: Sequence[Mapping[str, Any]], summary: Summary, place: int) -> 
         shapes=shapes,
     )
     title = f"{what}, {found[0]['prompt_len']:,}-token prompts"
-    spoken = f"{title} against the rate asked, with its limit; {counted(sum(len(t.x) for t in traces), 'probe')}."
+    spoken = f"{title} against the rate asked, with its limit; {counted(len(known), 'probe')}."
     note = (
-        "Small markers are short probes; hollow ones are overloaded or no evidence. The band is the answer's interval."
+        "Small markers are short probes; hollow ones are overloaded or no evidence, and a triangle is a bound "
+        "from below where too few requests carry the percentile: no line passes through either. "
+        "The band is the answer's interval."
     )
     return Figure(title, spoken, made, note)
+
+
+def _traces(answer: Mapping[str, Any], summary: Summary, place: int, colour: str) -> list[Any]:
+    """The line through what carries its value, broken at every other probe; and those, apart."""
+    given = answer["slos"][place]
+    slo = Slo(str(given["metric"]), str(given["statistic"]), float(given["limit"]))
+    line: dict[str, list[Any]] = {"x": [], "y": [], "size": [], "symbol": [], "text": []}
+    apart: dict[str, list[Any]] = {name: [] for name in line}
+    for probe in sorted(answer["probes"], key=lambda probe: float(probe["request_rate"])):
+        few = too_few(slo, probe, summary)
+        value = probe["values"][place] if few is None else few[0]
+        sound = probe["result"] != "no evidence" and not probe["overloaded"]
+        joined = value is not None and value > 0 and sound and few is None
+        symbol = "circle" if joined else "circle-open" if few is None else "triangle-up-open"
+        said = plain(probe["result"]) if few is None else f"or more, {plain(probe['result'])}; needs {few[1]:,}"
+        point = (probe["request_rate"], value, 9 if probe["deciding"] else 6, symbol, said)
+        if not joined:
+            for name, each in zip(line, (probe["request_rate"], None, 6, symbol, ""), strict=True):
+                line[name].append(each)
+        if value is not None and value > 0:
+            for name, each in zip(line, point, strict=True):
+                (line if joined else apart)[name].append(each)
+    if not apart["x"] and all(y is None for y in line["y"]):
+        return []
+    return [_scatter(answer, points, colour, mode) for points, mode in ((line, "lines+markers"), (apart, "markers"))]
+
+
+def _scatter(answer: Mapping[str, Any], points: Mapping[str, list[Any]], colour: str, mode: str) -> Any:
+    marker = {"size": points["size"], "symbol": points["symbol"], "color": colour}
+    return go.Scatter(
+        x=points["x"],
+        y=points["y"],
+        name=plain(answer["target"]),
+        legendgroup=plain(answer["target"]),
+        showlegend=mode != "markers",
+        mode=mode,
+        line={"color": colour, "width": 1.5, "dash": "dot"},
+        marker={**marker, "line": {"width": 2, "color": colour}},
+        text=points["text"],
+        hovertemplate="%{x} req/s \u2192 %{y:,.4~g} %{text}<extra>%{fullData.name}</extra>",
+    )
 
 
 def _marks(answer: Mapping[str, Any], place: int, colour: str) -> list[dict[str, Any]]:

@@ -9,8 +9,9 @@ from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from pdbench.report.capacity.slo import Slo
-from pdbench.report.wording import Summary, clean
+from pdbench.report.capacity.slo import ATTAINED, Slo
+from pdbench.report.statistics import needed_for
+from pdbench.report.wording import CellSummary, Summary, clean, interval, needed_requests
 
 RESULT_STYLE = {"holds": "green", "fails": "red", "no evidence": "yellow"}
 
@@ -24,7 +25,7 @@ def probe_tables(summary: Summary) -> Iterator[RenderableType]:
         for head in heads(answer):
             table.add_column(justify="left" if head == "result" else "right")
         table.add_row(*(Text(head, style="bold") for head in heads(answer)))
-        for probe, row in rows(answer):
+        for probe, row in rows(answer, summary):
             table.add_row(*row[:-1], Text(row[-1], style=RESULT_STYLE.get(probe["result"], "")))
         yield table
 
@@ -46,12 +47,34 @@ def heads(answer: Mapping[str, Any]) -> list[str]:
     return ["asked req/s", "requests", *statistics, "result"]
 
 
-def rows(answer: Mapping[str, Any]) -> Iterator[tuple[Mapping[str, Any], list[str]]]:
+def rows(answer: Mapping[str, Any], summary: Summary) -> Iterator[tuple[Mapping[str, Any], list[str]]]:
     """The probes by rising rate, each with what a table says of it."""
     slos = [Slo(str(slo["metric"]), str(slo["statistic"]), float(slo["limit"])) for slo in answer["slos"]]
     for probe in sorted(answer["probes"], key=lambda probe: probe["request_rate"]):
-        values = [slo.said(value) for slo, value in zip(slos, probe["values"], strict=True)]
+        values = [
+            _said(slo, value, too_few(slo, probe, summary)) for slo, value in zip(slos, probe["values"], strict=True)
+        ]
         yield probe, [f"{probe['request_rate']:.3g}", f"{probe['requests']:,}", *values, result(probe)]
+
+
+def too_few(slo: Slo, probe: Mapping[str, Any], summary: Summary) -> tuple[float | None, int] | None:
+    """Of a percentile that the probe has too few requests for: where its interval begins, and how many it takes."""
+    if slo.metric == ATTAINED or slo.statistic == "mean":
+        return None
+    cells: Sequence[CellSummary] = summary.get("cells") or []
+    cell: CellSummary = next((cell for cell in cells if cell.get("cell") == probe["cell"]), {})
+    needed = needed_requests(cell, slo.statistic, slo.metric)
+    if needed is None and slo.metric != "itl" and probe["requests"] < needed_for(slo.quantile):
+        needed = needed_for(slo.quantile)  # a percentile that the summary does not hold
+    return None if needed is None else (interval(cell, slo.statistic, slo.metric)[0], needed)
+
+
+def _said(slo: Slo, value: float | None, few: tuple[float | None, int] | None) -> str:
+    """As in the table of cells: a percentile of too few requests is no number, at most a bound from below."""
+    if value is None or few is None:
+        return slo.said(value)
+    low, needed = few
+    return f"{'' if low is None else f'>{slo.said(low)} '}needs {needed:,}"
 
 
 def result(probe: Mapping[str, Any]) -> str:
