@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -12,6 +13,8 @@ from pdbench.quantities import seconds
 FINDS = ("find_capacity", "find_knee")
 OF_SEARCH = ("slo", "max_duration")
 METRICS = ("ttft", "tpot", "itl", "e2el")
+OF_GAPS = ("tpot", "itl")  # one token has none
+HIGHEST = 99.9  # percentile: one beyond takes more requests than any search sends
 DEFAULT_MAX_DURATION = "1h"
 FIRST_RATE, FIRST_REQUESTS = 1.0, 40  # of every search: low, and enough for a first look
 _RIVALS = {  # what a search chooses by itself, or cannot use
@@ -22,6 +25,10 @@ _RIVALS = {  # what a search chooses by itself, or cannot use
     "trace": "a trace has its own rate",
     "sessions": "sessions are a closed loop",
     "classes": "classes name their rates",
+    "turns": "sessions are a closed loop",
+    "think_time": "sessions are a closed loop",
+    "speed": "a trace has its own rate",
+    "ramp_up_strategy": "a search asks one rate at a time",
     "num_prompts": "the search chooses how long each probe is",
     "duration": "the search chooses how long each probe is; --max-duration bounds the whole search",
 }
@@ -54,6 +61,13 @@ def search_of(options: Mapping[str, Any]) -> dict[str, Any] | None:
     slos = [] if knee else _slos(options["slo"], options["goodput"])
     if not knee and not slos:
         raise UsageError("--find-capacity needs what must hold.", "Such as --slo ttft:p99:500ms --slo tpot:mean:30ms.")
+    of_gaps = [] if not knee else ["p99 ITL"]
+    of_gaps += [slo["metric"].upper() for slo in slos if slo["metric"] in OF_GAPS]
+    of_gaps += [word for word in options["goodput"] if slos and word.partition(":")[0] in OF_GAPS]
+    if of_gaps and "1" in re.split(r"[,\s]+", " ".join(options["output_len"])):
+        raise UsageError(
+            f"{of_gaps[0]} has no value with --output-len 1: one token has no gap.", "Ask for two or more."
+        )
     limit_s = seconds(str(options["max_duration"] or DEFAULT_MAX_DURATION), "--max-duration")
     if limit_s <= 0:
         raise UsageError("--max-duration must be above 0.")
@@ -62,7 +76,10 @@ def search_of(options: Mapping[str, Any]) -> dict[str, Any] | None:
 
 def _slos(texts: Sequence[str], goodput: Sequence[str]) -> list[dict[str, Any]]:
     words = [word for text in texts for word in re.split(r"[,\s]+", text) if word]
-    return [_slo(word, bool(goodput)) for word in dict.fromkeys(words)]
+    found = [_slo(word, bool(goodput)) for word in dict.fromkeys(words)]
+    if sum(slo["metric"] == "attained" for slo in found) > 1:
+        raise UsageError("--slo attained:... is given twice.", "The higher share holds the lower one too.")
+    return found
 
 
 def _slo(word: str, has_goodput: bool) -> dict[str, Any]:
@@ -78,8 +95,10 @@ def _slo(word: str, has_goodput: bool) -> dict[str, Any]:
     # As in --goodput, a bare number is milliseconds.
     limit_ms = float(limit) if re.fullmatch(r"\d*\.?\d+", limit) else seconds(limit, "--slo") * 1000
     statistic = "p50" if match["statistic"] == "median" else match["statistic"]
-    if limit_ms <= 0 or statistic in ("p0", "p00"):
-        raise UsageError(f"--slo {word}: limit and percentile are above 0.")
+    if limit_ms <= 0 or not math.isfinite(limit_ms):
+        raise UsageError(f"--slo {word}: the limit is a number above 0.")
+    if statistic != "mean" and not 0 < float(statistic[1:]) <= HIGHEST:
+        raise UsageError(f"--slo {word}: a percentile is above p0 and at most p{HIGHEST:g}.")
     return {"metric": match["metric"], "statistic": statistic, "limit": round(limit_ms, 6)}
 
 

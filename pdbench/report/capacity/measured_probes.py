@@ -84,18 +84,20 @@ def probe_of(cell: Measured, slos: Sequence[Slo]) -> Probe:
     voids = [finding.code for finding in findings(cell) if finding.severity == VOID]
     carried = [q for tier in tiers([cell]) for q in (tier.prefill_qps, tier.decode_qps, tier.link_qps) if q is not None]
     took_s = answers.mean(answers.e2el_ms)
+    values = tuple(statistic(answers, slo) for slo in slos)
+    lacking = [f"{slo.metric.upper()} not measured" for slo, value in zip(slos, values, strict=True) if value is None]
     return Probe(
         cell=int(cell.cell["cell"]),
         rate=rate,
         requests=len(answers),
         spent_s=sum(part.entry["end_s"] - part.entry["start_s"] for part in cell.parts) + SETTLE_S,
         batches=tuple(Batches(rate, *batched(standing(answers, slo))) for slo in slos),
-        values=tuple(statistic(answers, slo) for slo in slos),
+        values=values,
         steady="not-steady-state" not in voids,
         achieved=cell.achieved,
         request_s=None if took_s is None else took_s / 1000,
         carries=min(carried, default=None),
-        doubt=_doubt(answers, voids),
+        doubt=_doubt(answers, voids) or ", ".join(lacking),
     )
 
 

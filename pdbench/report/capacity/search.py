@@ -39,6 +39,7 @@ FAILS_WITHIN = 1.13  # 1.1, and room for rounded rates
 ALONE = 0.05  # requests in flight on average: below, a lower rate changes nothing
 MOST_PROBES = 60
 DOUBTS = 3
+CARRIED_WITHIN = 1.01  # what came out of an overload says so well what is carried
 OVERLOAD_REQUESTS = 2000  # are enough to see whether a rate is kept up
 LONGER_AFTER = 6  # deciding probes: the next ones are longer, by as much again each time
 
@@ -101,8 +102,10 @@ def found(probes: Sequence[Probe]) -> Found:
     if fit is not None and abs(math.log(fit.rate / near)) <= WINDOW:
         bounded = fit.low is not None and fit.high is not None
         return Found(fit.rate, fit.low, fit.high, holds, fails, limit, bounded, len(decided), fit.slope)
-    if only_overload(sound):
-        return Found(near, holds, fails, holds, fails, limit, True, len(decided))
+    if only_overload(sound) and holds is not None and fails is not None:
+        # Just below what is carried the length of a run decides whether it looks steady: that may be held yet.
+        high = max(fails, CARRIED_WITHIN * (carried(sound) or 0.0))
+        return Found(math.sqrt(holds * high), holds, high, holds, fails, limit, True, len(decided))
     return Found(near, None, None, holds, fails, limit, False, len(decided))
 
 

@@ -44,7 +44,7 @@ class Slo:
         if self.metric == ATTAINED:
             limits = " and ".join(f"{name} {limit:g} ms" for name, limit in (self.goodput_ms or {}).items())
             return f"{self.limit * 100:.4g}% of requests within {limits}"
-        return f"{self.metric.upper()} {self.statistic} <= {self.limit:,.4g} ms"
+        return f"{self.metric.upper()} {self.statistic} <= {self.limit:,.10g} ms"
 
     def said(self, value: float | None) -> str:
         """A measured value in words."""
