@@ -12,6 +12,7 @@ import pytest
 from pdbench.errors import UsageError
 from pdbench.report.compare.comparison import Comparison, compare
 from pdbench.report.compare.gate import Rules, fisher, gates_named
+from pdbench.report.compare.said import verdict
 from pdbench.report.compare.sides import Side
 from tests.compare.made import cell, exact, noisy, repeat, summary
 
@@ -179,3 +180,26 @@ def test_what_explains_a_change_sums_to_it() -> None:
     (found,) = compared(summary([cell(base)]), summary([cell(new)])).cells
     assert sum(part.change_ms for part in found.parts) == pytest.approx(30.0, abs=0.2)
     assert [part.name for part in found.parts if part.sure] == ["slot_wait"]
+
+
+@pytest.mark.parametrize(
+    ("swing_ms", "told"),
+    [
+        (0.0, "Of +30.0 ms of TTFT: prefill +20.0, post +10.0."),
+        (60.0, "Of +30.0 ms of TTFT: post +10.0; without evidence: prefill +20.0."),
+    ],
+)
+def test_parts_without_evidence_are_told_as_such(swing_ms: float, told: str) -> None:
+    new = []
+    for i in range(8):
+        parts = {"prefill": 50.0 + swing_ms * (-1) ** i, "slot_wait": 40.0, "post": 30.0, "unexplained": 10.0}
+        new.append(repeat(i, {"mean_ttft_ms": 1.3}, ttft_split_ms=parts))
+    assert told in verdict(compared(summary([cell([repeat(i, {}) for i in range(8)])]), summary([cell(new)])))
+
+
+def test_a_change_that_no_part_explains_says_so() -> None:
+    parts = [{"prefill": 45.0 + 60.0 * (-1) ** i, "post": 85.0 - 60.0 * (-1) ** i} for i in range(8)]
+    new = [repeat(i, {"mean_ttft_ms": 1.3}, ttft_split_ms=each) for i, each in enumerate(parts)]
+    base = [repeat(i, {}, ttft_split_ms={"prefill": 35.0, "post": 65.0}) for i in range(8)]
+    said = verdict(compared(summary([cell(base)]), summary([cell(new)])))
+    assert "Of +30.0 ms of TTFT no part has evidence of its own; the largest: post +20.0, prefill +10.0." in said

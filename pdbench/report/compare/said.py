@@ -14,7 +14,7 @@ from pdbench.report.compare.comparison import (
     Comparison,
 )
 from pdbench.report.compare.evidence import PAIRS_FOR_PERMUTATION, PAIRS_FOR_T
-from pdbench.report.compare.explain import leading_parts, measured_apart
+from pdbench.report.compare.explain import Part, leading_parts, measured_apart
 from pdbench.report.compare.gate import SERVERS_FAULT, VALIDITY, Change, higher_is_better
 from pdbench.report.compare.pairs import PairedCell
 from pdbench.report.wording import clean, number, part_name
@@ -31,6 +31,7 @@ _NAMES = {
     "gb_s": ("bandwidth", "GB/s"),
 }
 NAMED_GATES = 3
+TELLING_PART = 0.1  # of the change of TTFT: a part that moved the other way and is worth a word
 
 
 def metric_name(metric: str) -> str:
@@ -127,7 +128,7 @@ def _most_telling(comparison: Comparison, ranked: Sequence[tuple[CellChange, Cha
     if change.metric == VALIDITY:
         holds, not_held = (new, base) if which == "better" else (base, new)
         return f"{not_held} does not hold a cell that {holds} holds: {cell.cell.name}: {lost_sentence(cell)}{more}. "
-    return f"{new} is {which} than {base}: {cell.cell.name}: {change_sentence(change)}{more}.{_because(cell)} "
+    return f"{new} is {which} than {base}: {cell.cell.name}: {change_sentence(change)}{more}.{_because(cell, change)} "
 
 
 def lost_sentence(cell: CellChange) -> str:
@@ -143,14 +144,23 @@ def lost_sentence(cell: CellChange) -> str:
     )
 
 
-def _because(cell: CellChange) -> str:
-    """The parts of TTFT that carry its change, where that is more than noise."""
+def _because(cell: CellChange, change: Change) -> str:
+    """The parts of TTFT whose change is more than noise, then those that carry its change and are not, as such."""
     total = sum(part.change_ms for part in cell.parts)
-    leading = [part for part in leading_parts(cell.parts) if part.sure]
-    if not leading:
-        return ""
-    told = ", ".join(f"{part_name(part.name)} {signed_ms(part.change_ms)}" for part in leading[:NAMED_GATES])
-    return f" Of {signed_ms(total)} ms of TTFT: {told}."
+    leading = leading_parts(cell.parts)
+    told = [part for part in cell.parts if part.sure]
+    told = [part for part in told if part in leading or abs(part.change_ms) >= TELLING_PART * abs(total)]
+    if told:
+        unsure = _parts([part for part in leading if not part.sure])
+        return f" Of {signed_ms(total)} ms of TTFT: {_parts(told)}{unsure and f'; without evidence: {unsure}'}."
+    if leading and "ttft" in change.metric:
+        return f" Of {signed_ms(total)} ms of TTFT no part has evidence of its own; the largest: {_parts(leading)}."
+    return ""
+
+
+def _parts(parts: Sequence[Part]) -> str:
+    largest = sorted(parts, key=lambda part: -abs(part.change_ms))[:NAMED_GATES]
+    return ", ".join(f"{part_name(part.name)} {signed_ms(part.change_ms)}" for part in largest)
 
 
 def _undecided(comparison: Comparison) -> str:
