@@ -139,7 +139,9 @@ def _refuse(refused: Any) -> int:
         print(said, file=sys.stderr)
     else:
         command = refused.ctx.command_path if refused.ctx else "pdbench"
-        _explain(UsageError(f"{said[:1].lower()}{said[1:].rstrip('.')}.", f"Its flags: {command} --help"))
+        said = said.rstrip(".")
+        end = "" if said.endswith("?") else "."
+        _explain(UsageError(f"{said[:1].lower()}{said[1:]}{end}", f"Its flags: {command} --help"))
     return UsageError.exit_code
 
 

@@ -6,6 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
+from pdbench.errors import UsageError
 from pdbench.littles_law import plan_options as options
 from pdbench.littles_law.kv import LAYOUTS, Blocks, KvPool, KvShape
 from pdbench.littles_law.plan_text import Plan, Table, binary_size, number, show, size
@@ -40,6 +41,11 @@ def kv(
     lens = several(prompt_lens or DEFAULT_LENS, "--prompt-lens", count)
     options.check_layout(layout)
     held = None if pool is None else KvPool(shape, nbytes(pool, "--pool"), tp, block_size)
+    if held is not None and held.rank_bytes < (block := held.sequence_bytes(1)):
+        raise UsageError(
+            f"--pool {pool} is {held.rank_bytes:,} bytes: one block of {block_size} tokens takes {block:,.0f}.",
+            "Give the pool with its unit, such as 40GiB: a bare number is bytes.",
+        )
     show(_kv_plan(shape, tp, lens, block_size, layout, held), as_json=json, html=None)
 
 

@@ -126,11 +126,13 @@ def _advice(
         waits_at = careful if simulated else quick
     near = fewest_slots(one, slo_s, quick) if simulated else None
     fewest = fewest_slots(one, slo_s, waits_at, near=near)
+    if fewest and slots and here and keeps(here.waits, slo_s):
+        fewest = min(fewest, slots)  # a short simulation of the search does not overrule the long one
     found: dict[str, Any] = {"slo_wait_p99_ms": slo_s * 1000, "slots_for_slo": fewest}
     fits = fewest is not None and (question.pool is None or fewest <= question.pool.slots)
     found["recommended_max_num_seqs"] = fewest if fits else None
     if slots:
-        found |= _rates(question, one, slots, waits_at, CURVE if simulated else shares, simulated)
+        found |= _rates(question, one, slots, here, waits_at, CURVE if simulated else shares, simulated)
     return found
 
 
@@ -144,7 +146,13 @@ def _simulates(one: Demand, slots: int | None) -> bool:
 
 
 def _rates(
-    question: Question, one: Demand, slots: int, waits_at: WaitsAt, shares: Sequence[float], simulated: bool
+    question: Question,
+    one: Demand,
+    slots: int,
+    here: Estimate | None,
+    waits_at: WaitsAt,
+    shares: Sequence[float],
+    simulated: bool,
 ) -> dict[str, Any]:
     slo_s, capacity = question.slo_s, one.capacity_qps(slots)
 
@@ -152,10 +160,11 @@ def _rates(
         return steady(one.at(qps), count, effort=CURVE_EFFORT).waits if simulated else waits_at(qps, count)
 
     points = curve(one, slots, rough, shares)
+    known = _bounded(points, one.qps, capacity, here, slo_s)
     if simulated:
-        safe = highest_rate_between(points, capacity, slo_s, waits_at, slots)
+        safe = highest_rate_between(known, capacity, slo_s, waits_at, slots)
     else:
-        safe = highest_rate(points, capacity, slo_s, waits_at, slots)
+        safe = highest_rate(known, capacity, slo_s, waits_at, slots)
     at_rule = next(point for point in points if point.utilisation == RULE)
     return {
         "max_qps": safe * question.decoders,
@@ -168,6 +177,18 @@ def _rates(
         "curve": [_curve_point(point, question.decoders) for point in points],
         "curve_method": "replay of the trace" if question.trace else _named(one, slots, simulated),
     }
+
+
+def _bounded(
+    points: Sequence[Point], qps: float, capacity: float, here: Estimate | None, slo_s: float
+) -> Sequence[Point]:
+    """The curve on that side of the load itself where the highest rate is: the load's own waits are known best."""
+    if here is None or here.waits is None:
+        return points
+    point = Point(qps / capacity, qps, here.waits)
+    if keeps(here.waits, slo_s):
+        return [point, *(other for other in points if other.qps > qps)]
+    return [*(other for other in points if other.qps < qps), point]
 
 
 def _named(one: Demand, slots: int, simulated: bool) -> str:

@@ -100,7 +100,10 @@ async def _refuse_what_cannot_serve(
     own = [
         answer for name, answer in answers.items() if name != "metrics" or server.metrics_url == f"{server.url}/metrics"
     ]
-    error = _trouble(server, where, own, answers["/v1/models"])
+    flags = _FLAGS.get(server.role, f"--{server.role}")
+    if deployment.source == "default ports":
+        flags = "--proxy, that of the others with --prefill and --decode"  # the proxy alone is too little for `watch`
+    error = _trouble(flags, where, own, answers["/v1/models"])
     if error is None and all(answer.html for answer in own if answer.answered) and any(a.answered for a in own):
         # A gateway may let only the completions path through and show its own error page elsewhere: ask that path.
         error = None if await _completes(client, deployment, server) else _not_inference(where, "it answers HTML")
@@ -108,9 +111,8 @@ async def _refuse_what_cannot_serve(
         raise error
 
 
-def _trouble(server: Server, where: str, own: Sequence[Answer], models: Answer) -> PdbenchError | None:
+def _trouble(flags: str, where: str, own: Sequence[Answer], models: Answer) -> PdbenchError | None:
     failures = [answer for answer in own if not answer.answered]
-    flag = _FLAGS.get(server.role, f"--{server.role}")
     if len(failures) == len(own):
         kinds = {answer.kind for answer in failures}
         if "not-http" in kinds:
@@ -118,13 +120,9 @@ def _trouble(server: Server, where: str, own: Sequence[Answer], models: Answer) 
         if kinds == {"timeout"}:
             return None  # it takes connections and answers nothing in time: the warm-up's completion will tell
         first = next(answer for answer in failures if answer.kind != "timeout")
-        hint = (
-            "Check the URL's scheme and the certificate."
-            if first.kind == "tls"
-            else (
-                f"Start it, or give its URL with {flag}; or practise without a deployment: pdbench sweep --testbed pull"
-            )
-        )
+        hint = f"Start it, or give its URL with {flags}; or practise without a deployment: pdbench sweep --testbed pull"
+        if first.kind == "tls":
+            hint = "Check the URL's scheme and the certificate."
         return Unreachable(f"{where} cannot be reached: {first.failure}.", hint)
     if models.status in (401, 403):
         return UsageError(

@@ -8,7 +8,7 @@ import json
 import signal
 import threading
 from collections.abc import Callable
-from dataclasses import fields
+from dataclasses import fields, replace
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -19,7 +19,10 @@ if TYPE_CHECKING:
     from pdbench.testbed.launch import Running
 
 
-def testbed(**options: Any) -> None:
+PORTS = ("proxy_port", "prefill_port", "decode_port", "colocated_port")
+
+
+def testbed(context: typer.Context, **options: Any) -> None:
     """Start a SIMULATED P/D deployment (or a co-located server) on this machine, to practise on.
 
     Real HTTP processes on loopback with vLLM's API and metrics; only the GPUs are simulated.
@@ -36,7 +39,8 @@ def testbed(**options: Any) -> None:
     try:
         settings = Settings(**options)
         if port is not None:
-            settings = settings.on_ports_from(port)
+            given = {name: options[name] for name in PORTS if _was_given(context, name)}
+            settings = replace(settings.on_ports_from(port), **given)
     except ValueError as error:
         raise typer.BadParameter(str(error)) from error
     stopped = threading.Event()
@@ -53,6 +57,11 @@ def testbed(**options: Any) -> None:
         raise UsageError(f"{error}.") from None
     if not as_json:
         typer.echo("The SIMULATED deployment has ended.", err=True)
+
+
+def _was_given(context: typer.Context, name: str) -> bool:
+    source = context.get_parameter_source(name)
+    return source is not None and source.name == "COMMANDLINE"
 
 
 def _show(deployment: "Running") -> None:
@@ -88,13 +97,17 @@ def _options() -> list[inspect.Parameter]:
         annotation = Annotated[kind, typer.Option(flag, help=text)]
         return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
 
-    made = []
+    made = [inspect.Parameter("context", inspect.Parameter.POSITIONAL_OR_KEYWORD, annotation=typer.Context)]
     for field in fields(Settings):
         flag = "--" + field.name.replace("_", "-")
         if field.type is bool:
             flag = f"{flag}/--no-{flag[2:]}"
         made.append(option(field.name, field.type, field.default, flag, field.metadata["help"]))
-    made.append(option("port", int | None, None, "--port", "first of all ports, proxy first; 0 picks free ones"))
+    made.append(
+        option(
+            "port", int | None, None, "--port", "first of all ports that are not given, proxy first; 0 picks free ones"
+        )
+    )
     made.append(option("json", bool, False, "--json", "one JSON object on stdout instead of a table"))
     return made
 

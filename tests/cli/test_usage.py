@@ -17,6 +17,8 @@ from pdbench.cli import main
         (["sweep", "--max-num-seqs", "0"], "invalid value for '--max-num-seqs'", "pdbench sweep --help"),
         (["sweep", "now"], "got unexpected extra argument", "pdbench sweep --help"),
         (["swep"], "no such command 'swep'", "pdbench --help"),
+        (["sweeep"], "no such command 'sweeep'", "pdbench --help"),
+        (["plan", "kv", "--model", "Qwen3-32B", "--pool", "40"], "--pool 40 is 40 bytes: one block", "such as 40GiB"),
         (["plan", "k"], "no such command 'k'", "pdbench plan --help"),
         (["plan", "kv", "--tp"], "option '--tp' requires an argument", "--help"),
         (["report"], "missing argument 'RUN...'", "pdbench report --help"),
@@ -31,7 +33,8 @@ def test_a_wrong_use_is_one_sentence(
     shown = capsys.readouterr()
     lines = shown.err.splitlines()
     assert shown.out == "" and len(lines) <= 2, shown
-    assert lines[0].startswith("pdbench: ") and said in lines[0] and lines[0].endswith(".")
+    assert lines[0].startswith("pdbench: ") and said in lines[0] and lines[0].endswith((".", "?"))
+    assert not lines[0].endswith("?.")
     assert hint in "".join(lines[1:])
 
 
@@ -46,9 +49,12 @@ def test_a_port_in_use_is_said_like_everything_else(capsys: pytest.CaptureFixtur
     import socket
 
     with socket.create_server(("127.0.0.1", 0)) as taken:
-        assert main(["testbed", "--port", str(taken.getsockname()[1])]) == 2
+        port = str(taken.getsockname()[1])
+        assert main(["testbed", "--port", port]) == 2
+        assert main(["testbed", "--port", "0", "--proxy-port", port]) == 2
     assert main(["testbed", "--port", "65536"]) == 2
-    first, second = capsys.readouterr().err.splitlines()
+    first, given, second = capsys.readouterr().err.splitlines()
+    assert given == first and "--proxy-port" in first, "a port that was given is not moved by --port"
     assert first.startswith("pdbench: the SIMULATED deployment did not start: port ") and "is in use" in first
     assert second.startswith("pdbench: ") and "is no port" in second
 

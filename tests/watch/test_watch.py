@@ -8,6 +8,7 @@ import os
 import pty
 import re
 import select
+import socket
 import subprocess
 import sys
 import time
@@ -137,6 +138,14 @@ def test_nothing_there(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["watch", "--decode", "http://127.0.0.1:1", "--once"]) == 4
     assert main(["watch", "--decode", "http://127.0.0.1:1", "--prometheus", "http://127.0.0.1:2", "--once"]) == 4
     assert "--prometheus" in capsys.readouterr().err
+    if all(_free(port) for port in (8192, 8100, 8200)):
+        assert main(["watch", "--once"]) == 4
+        assert "--prefill and --decode" in capsys.readouterr().err
+
+
+def _free(port: int) -> bool:
+    with socket.socket() as asked:
+        return asked.connect_ex(("127.0.0.1", port)) != 0
 
 
 def test_a_server_that_goes_away_is_shown_as_gone(pull: Running) -> None:
