@@ -36,7 +36,7 @@ def mixed_modes(case: Case) -> list[Found] | None:
     mode = next(iter(said.values()))
     if given in ("push", "pull") and given != mode:
         fix = f"Correct it to {mode}, in the recipe or with --mode."
-        return [fail("", f"the mode given is wrong: {given} was given, {' and '.join(said)} {mode}", fix)]
+        return [fail("", f"the mode given is wrong: {given} was given, {' and '.join(said)}: {mode}", fix)]
     return [] if given or len(said) > 1 else None
 
 
