@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import json
 import socket
+import ssl
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -13,12 +15,42 @@ import pandas as pd
 import pytest
 
 from tests.cli.conftest import Ended
-from tests.sweep.authority import authority, secured
+from tests.sweep.authority import authority
 from tests.sweep.conftest import started
-from tests.sweep.test_clients import pump
 
 Way = tuple[str, dict[str, str], str, str | None]  # URL, environment, stamps, what is told of it
 FLAGS = ("--ttft", "10", "--itl", "2")
+
+
+@contextlib.contextmanager
+def relayed(port: int, context: ssl.SSLContext) -> Iterator[int]:
+    """TLS in front of a port, on one event loop: two threads must not share a connection's SSL object."""
+
+    async def pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with contextlib.suppress(OSError):
+            while data := await reader.read(1 << 16):
+                writer.write(data)
+                await writer.drain()
+        writer.close()
+
+    async def relay(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        inner_reader, inner_writer = await asyncio.open_connection("127.0.0.1", port)
+        await asyncio.gather(pump(reader, inner_writer), pump(inner_reader, writer))
+
+    loop = asyncio.new_event_loop()
+    server = loop.run_until_complete(asyncio.start_server(relay, "127.0.0.1", 0, ssl=context))
+    thread = threading.Thread(target=loop.run_forever)
+    thread.start()
+    try:
+        yield server.sockets[0].getsockname()[1]
+    finally:
+        loop.call_soon_threadsafe(loop.stop)
+        thread.join()
+        server.close()
+        for task in asyncio.all_tasks(loop):
+            task.cancel()
+        loop.run_until_complete(asyncio.sleep(0.05))
+        loop.close()
 
 
 @contextlib.contextmanager
@@ -26,15 +58,8 @@ def over_tls(tmp_path: Path) -> Iterator[Way]:
     known = authority(tmp_path, "localhost")
     with contextlib.ExitStack() as stack:
         port = started(stack, tmp_path / "truth.jsonl", FLAGS).port
-
-        def relay(conn: socket.socket) -> None:
-            with socket.create_connection(("127.0.0.1", port)) as server:
-                threading.Thread(target=pump, args=(conn, server), daemon=True).start()
-                pump(server, conn)
-
-        url = stack.enter_context(secured(relay, known))
-        base = url.replace("127.0.0.1", "localhost").removesuffix("/v1/completions")
-        yield base, {"SSL_CERT_FILE": str(known.pem)}, "kernel", None
+        outer = stack.enter_context(relayed(port, known.context))
+        yield f"https://localhost:{outer}", {"SSL_CERT_FILE": str(known.pem)}, "kernel", None
 
 
 @contextlib.contextmanager
