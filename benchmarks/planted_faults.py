@@ -20,32 +20,16 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from tests.planted.faults import FAULTS, GEOMETRIES, MILD, PAIRS, STRONG, Dose, Geometry, Plant, healthy, planted
-from tests.planted.virtual import sweep
+from tests.planted.faults import FAULTS, GEOMETRIES, MILD, PAIRS, STRONG, Dose, Geometry, Plant, healthy, named, planted
 
 NONE = "(none)"
 
 
-def named(plant: Plant, seed: int) -> tuple[list[str], float]:
+def timed(plant: Plant, seed: int) -> tuple[list[str], float]:
     """The causes that the report names, and what the run took."""
-    from pdbench.report.summary import summarise
-
     begun = time.monotonic()
-    geometry = plant.geometry
     with tempfile.TemporaryDirectory() as folder:
-        done = sweep(
-            Path(folder) / "run",
-            {"bed": geometry.bed(plant.mode, **plant.settings)},
-            rates=[plant.rate],
-            prompt_lens=[geometry.prompt],
-            output_len=plant.output,
-            duration_s=plant.duration_s,
-            seed=seed,
-            prompt_seed=seed,
-            sabotage=plant.sabotage,
-        )
-        (cell,) = summarise(done.run)["cells"]
-    return [cause["cause"] for cause in cell["diagnosis"]], time.monotonic() - begun
+        return named(Path(folder), plant, seed), time.monotonic() - begun
 
 
 def scaled(dose: Dose, scale: float) -> Dose:
@@ -90,7 +74,7 @@ def main() -> None:
     counts: dict[tuple[str, str], Counter[str]] = defaultdict(Counter)
     spent = 0.0
     with ProcessPoolExecutor(asked.jobs) as pool:
-        answers = pool.map(named, [plant for _, _, plant, _ in work], [seed for *_, seed in work], chunksize=4)
+        answers = pool.map(timed, [plant for _, _, plant, _ in work], [seed for *_, seed in work], chunksize=4)
         for (row, dose, plant, seed), (causes, took) in zip(work, answers, strict=True):
             spent += took
             count = counts[row, dose]

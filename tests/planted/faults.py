@@ -10,10 +10,12 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
+from pdbench.report.summary import summarise
 from pdbench.testbed.settings import Settings
-from tests.planted.virtual import Sabotage
+from tests.planted.virtual import Sabotage, sweep
 
 
 @dataclass(frozen=True)
@@ -310,3 +312,21 @@ def healthy(geometry: Geometry, mode: str) -> Plant:
     if mode == "colocated":
         rate /= 1 + geometry.use * geometry.plain.max_num_seqs * geometry.compute_s / geometry.hold_s
     return Plant(geometry, mode, (), rate, geometry.output)
+
+
+def named(path: Path, plant: Plant, seed: int) -> list[str]:
+    """The causes that the report of a run with this plant names."""
+    geometry = plant.geometry
+    done = sweep(
+        path / "run",
+        {"bed": geometry.bed(plant.mode, **plant.settings)},
+        rates=[plant.rate],
+        prompt_lens=[geometry.prompt],
+        output_len=plant.output,
+        duration_s=plant.duration_s,
+        seed=seed,
+        prompt_seed=seed,
+        sabotage=plant.sabotage,
+    )
+    (cell,) = summarise(done.run)["cells"]
+    return [cause["cause"] for cause in cell["diagnosis"]]

@@ -7,29 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from pdbench.report.summary import summarise
-from tests.planted.faults import FAULTS, GEOMETRIES, MILD, STRONG, Plant, healthy, planted
-from tests.planted.virtual import sweep
+from tests.planted.faults import FAULTS, GEOMETRIES, MILD, STRONG, Plant, healthy, named, planted
 
 ALONE = [(cause, mode) for i, cause in enumerate(FAULTS) for mode in ("pull", "push")[i % 2 : i % 2 + 1]]
 PAIRED = [("decode-slots", "proxy"), ("transfer-bandwidth", "proxy"), ("decode-kv-pool", "proxy")]
 
 
-def causes(path: Path, plant: Plant, seed: int = 1) -> list[str]:
-    geometry = plant.geometry
-    done = sweep(
-        path / "run",
-        {"bed": geometry.bed(plant.mode, **plant.settings)},
-        rates=[plant.rate],
-        prompt_lens=[geometry.prompt],
-        output_len=plant.output,
-        duration_s=plant.duration_s,
-        seed=seed,
-        prompt_seed=seed,
-        sabotage=plant.sabotage,
-    )
-    (cell,) = summarise(done.run)["cells"]
-    return [cause["cause"] for cause in cell["diagnosis"]]
+def causes(path: Path, plant: Plant) -> list[str]:
+    return named(path, plant, seed=1)
 
 
 @pytest.mark.parametrize(("cause", "mode"), ALONE)
@@ -68,4 +53,4 @@ def test_a_healthy_deployment_has_no_cause(tmp_path: Path, mode: str) -> None:
 def test_a_short_wait_for_a_prefill_server_that_is_often_free_is_no_cause(tmp_path: Path) -> None:
     """40% busy: the wait is a quarter of TTFT and two thirds of what computing a prompt takes."""
     calm = replace(healthy(replace(GEOMETRIES[2], use=0.4), "push"), output=20)
-    assert causes(tmp_path, calm, seed=101) == []
+    assert named(tmp_path, calm, seed=101) == []

@@ -95,6 +95,8 @@ def _plans(base: Side, new: Side) -> Iterator[Refusal]:
 
 
 def _differs(key: str, base: Side, new: Side) -> str:
+    if key == "search":
+        return "each searched for something else (--slo or --max-duration), and chose its rates by that"
     values = f"{key} {_shown(base.plan[key])} in {base.role}, {_shown(new.plan[key])} in {new.role}"
     return f"{values} ({WHY[key]})" if key in WHY else values
 
