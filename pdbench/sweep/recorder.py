@@ -155,14 +155,14 @@ class Recorder:
             return "all rows are on disk"
         context, requests, chunks = self._cell
         try:
-            known = _written_ids(requests)
+            known, streamed = _written_ids(requests), _written_ids(chunks)
             files = CellFiles(context, requests, chunks)
         except OSError as error:
             return f"{self.backlog} rows are lost ({error.strerror})"
         lost = 0
         for raw in self._unconfirmed.values():
             if raw.request_id not in known:
-                row, problem, _ = files.take(raw)
+                row, problem, _ = files.take(raw, streamed=raw.request_id in streamed)
                 lost += problem is not None
                 self._on_row(row)
         files.close()
@@ -175,7 +175,7 @@ class Recorder:
 
 
 def _written_ids(path: Path) -> set[str]:
-    """The ids of the rows in a file; a last line that the recorder's death cut is closed off first."""
+    """The ids of the lines in a file; a last line that the recorder's death cut is closed off first."""
     ids = set()
     with path.open("rb+") as lines:
         for line in lines:

@@ -58,9 +58,10 @@ class CellFiles:
         self.context = context
         self._requests, self._chunks = Lines(requests), Lines(chunks)
 
-    def take(self, raw: Any) -> tuple[RequestRow, str | None, Said | None]:
+    def take(self, raw: Any, *, streamed: bool = False) -> tuple[RequestRow, str | None, Said | None]:
         """Parse one answer and append its row. The second part says why that could not be written, the third what a
-        session's answer said."""
+        session's answer said. `streamed`: its chunks are in their file already, written by one that died before the
+        row was."""
         said = None
         if raw.turn is None:
             row, offsets = read_row(raw, self.context)
@@ -68,7 +69,7 @@ class CellFiles:
             row, offsets, said = read_turn(raw, self.context)
         file = self._chunks
         try:
-            if offsets:
+            if offsets and not streamed:
                 file.append({"request_id": row.request_id, "offset_s": offsets})
             file = self._requests
             file.append(request_record(row))

@@ -22,6 +22,7 @@ from pdbench.run import Run
 from pdbench.sweep.cell import Job, cell_requests
 from pdbench.sweep.drive import MakeRequest
 from pdbench.sweep.plan import Cell, Plan, grid
+from pdbench.sweep.rows import read_row
 from pdbench.sweep.schedule import cell_schedule
 from tests.sweep.one_cell import closed_cell, measure, open_cell, plan_for
 
@@ -125,6 +126,33 @@ def test_a_lost_recorder_is_noticed_and_its_rows_are_saved(ground_truth, tmp_pat
     table = outcome.run.table("requests")
     assert len(table) == outcome.entry["sent"] == len(outcome.rows) < 400
     assert table["request_id"].is_unique
+
+
+def test_a_recorder_that_dies_between_a_rows_two_files_leaves_each_of_its_chunks_once(ground_truth, tmp_path):
+    """An answer's chunks are written before its row: that much is done here in the place of a stopped recorder, for
+    some answers in whole and for one cut short."""
+    server = ground_truth("--ttft", "20", "--itl", "5")
+
+    async def meddle(recorder, stop, rows):
+        while len(rows) < 5:
+            await asyncio.sleep(0.01)
+        os.kill(recorder.pid, signal.SIGSTOP)
+        while recorder.backlog < 3:
+            await asyncio.sleep(0.01)
+        context, _, chunks = recorder._cell
+        *whole, cut = (
+            json.dumps({"request_id": row.request_id, "offset_s": offsets})
+            for row, offsets in (read_row(raw, context) for raw in list(recorder._unconfirmed.values())[:3])
+        )
+        with chunks.open("a") as file:
+            file.write("".join(f"{line}\n" for line in whole) + cut[: len(cut) // 2])
+        os.kill(recorder.pid, signal.SIGKILL)
+
+    outcome = measure(tmp_path, server.deployment(), plan_for(open_cell(rate=40), num_prompts=400), meddle=meddle)
+    rows = outcome.run.table("requests")
+    assert len(rows) == len(outcome.rows) >= 8 and rows["request_id"].is_unique
+    kept = [(line.request_id, len(line.offset_s)) for line in outcome.run.table("chunks").itertuples()]
+    assert sorted(kept) == sorted((row.request_id, row.chunks) for row in rows[rows["chunks"] > 0].itertuples())
 
 
 def test_ctrl_c_is_not_for_the_recorder(quick_server, tmp_path):
