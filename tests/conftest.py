@@ -8,6 +8,7 @@ each other and have the machine to themselves.
 
 import fcntl
 import os
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -17,6 +18,8 @@ from hypothesis import settings
 settings.register_profile("fixed", derandomize=True, deadline=None)
 settings.register_profile("fuzz", deadline=None)
 settings.load_profile("fuzz" if os.environ.get("PDBENCH_FUZZ") else "fixed")
+# A shell starts what runs in its background deaf to Ctrl-C, and all that is started there inherits that.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(scope="session")

@@ -47,11 +47,13 @@ def test_a_full_disk(sweep: Sweep, server: Server, small_disk: Path) -> None:
 
 
 class Link:
-    """A server in a network namespace of its own, at the other end of a pair of virtual interfaces."""
+    """A server in a network namespace of its own, at the other end of a pair of virtual interfaces. Names and addresses
+    are those of this process: two tests that run side by side would answer over each other's link."""
 
     def __init__(self) -> None:
         self.space, self.near, self.far = (f"pdb{os.getpid() % 100_000}{letter}" for letter in "sab")
-        self.address = "10.231.77.2"
+        place = os.getpid() % (1 << 14) * 4
+        self.here, self.address = (f"10.231.{place >> 8}.{place % 256 + end}" for end in (1, 2))
 
     def _run(self, *words: str) -> None:
         subprocess.run(["ip", *words], check=True, capture_output=True)
@@ -66,7 +68,7 @@ class Link:
             pytest.skip(f"no network namespace can be made here: {error.stderr.decode().strip()}")
         try:
             self._run("link", "add", self.near, "type", "veth", "peer", "name", self.far, "netns", self.space)
-            self._run("addr", "add", "10.231.77.1/30", "dev", self.near)
+            self._run("addr", "add", f"{self.here}/30", "dev", self.near)
             self._run("link", "set", self.near, "up")
             self._run("-n", self.space, "addr", "add", f"{self.address}/30", "dev", self.far)
             self.set("up")
@@ -149,7 +151,7 @@ def test_ten_thousand_streams(tmp_path: Path) -> None:
 
 def test_too_few_descriptors(sweep: Sweep, server: Server) -> None:
     """Each request that found none says so, the cell is void with the client as its cause, and what to do is told."""
-    sweep.rates, sweep.limit = "400", 60
+    sweep.rates, sweep.limit = "4000", 60
     assert sweep.start().end() == 3
     rows = sweep.readable(server)
     assert len(rows) == PROMPTS and set(rows["status"]) == {"ok", "failed"}
@@ -172,7 +174,7 @@ def test_connections_that_are_over_use_up_no_port(tmp_path: Path, first: str) ->
     Who waits for that close keeps no port. With a client that closes first each is gone for a minute: that is told.
     """
     link = Link()
-    with link.up(), scripted(sends(WHOLE, stay_s=0.1), "10.231.77.1") as url:
+    with link.up(), scripted(sends(WHOLE, stay_s=0.1), link.here) as url:
         inside = ("ip", "netns", "exec", link.space)
         for setting in (f"ip_local_port_range=40000 {40000 + PORTS - 1}", "tcp_tw_reuse=0"):
             subprocess.run([*inside, "sysctl", "-qw", f"net.ipv4.{setting}"], check=True)
