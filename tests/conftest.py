@@ -22,6 +22,11 @@ settings.load_profile("fuzz" if os.environ.get("PDBENCH_FUZZ") else "fixed")
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Those that are `alone` come last: each would make all others wait for the tests under way to end."""
+    items.sort(key=lambda item: item.get_closest_marker("alone") is not None)
+
+
 @pytest.fixture(scope="session")
 def locks(tmp_path_factory: pytest.TempPathFactory, worker_id: str) -> tuple[Path, Path]:
     """A turnstile and the machine; the same files for all processes of a test run."""

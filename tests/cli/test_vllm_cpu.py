@@ -54,10 +54,19 @@ def moved(run: Path, source: str, cell: int) -> float:
     return float(series[series["t"] >= entry["end_s"]]["value"].iloc[0] - before)
 
 
+def told_transfers(run: Path) -> set[str]:
+    """The roles whose NIXL series counted a transfer."""
+    metrics = pd.read_parquet(run / "metrics.parquet")
+    counts = metrics[(metrics["canonical"] == "nixl_xfer_s") & (metrics["kind"] == "count")]
+    return {str(role) for role, of in counts.groupby("role")["value"] if of.max() > of.min()}
+
+
+@pytest.mark.parametrize(("mode", "mover"), [("pull", "decode"), ("push", "prefill")])
 def test_a_real_pair_moves_its_kv_and_runs_out_of_slots(
-    pdbench: Run, up: Callable[[str], Path], tmp_path: Path
+    pdbench: Run, up: Callable[[str], Path], tmp_path: Path, mode: str, mover: str
 ) -> None:
-    ended = pdbench("sweep", "--recipe", up("pull"), *LOAD, "--json", timeout=900)
+    ended = pdbench("sweep", "--recipe", up(mode), *LOAD, "--json", timeout=900)
+    assert told_transfers(tmp_path / "run") == {mover}
     cells = ended.summary["cells"]
     assert len(cells) == 4
     for cell in cells:
