@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Annotated, Any, cast
 
 import typer
+from typer.core import TyperCommand
 
 from pdbench import __version__
 from pdbench.errors import CRASH_EXIT_CODE, Interrupted, PdbenchError, UsageError
@@ -35,6 +36,22 @@ VERBS = {
 SPREADING = {"--goodput": ":", "--role": "=", "--class": "@"}
 # What typer raises for every wrong use; its versions keep it in other places.
 _REFUSED = cast("type[Exception]", typer.BadParameter.__mro__[1])
+
+
+class Grouped(TyperCommand):
+    """A verb whose help has its options under headings (`rich_help_panel`), every name in full: rich's own panels cut
+    long ones off, and take longer."""
+
+    def format_options(self, ctx: Any, formatter: Any) -> None:
+        groups: dict[str, list[tuple[str, str]]] = {}
+        for param in self.get_params(ctx):
+            record = param.get_help_record(ctx)
+            usual = "Arguments" if param.param_type_name == "argument" else "Options"
+            if record is not None:
+                groups.setdefault(getattr(param, "rich_help_panel", None) or usual, []).append(record)
+        for heading, records in sorted(groups.items(), key=lambda group: group[0] == "Options"):
+            with formatter.section(heading):
+                formatter.write_dl(records)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -89,7 +106,7 @@ def _app(words: Sequence[str]) -> typer.Typer:
         if isinstance(loaded, typer.Typer):
             app.add_typer(loaded, name=verb, context_settings=context)
         else:
-            app.command(verb, help=None if verb == called else summary)(loaded)
+            app.command(verb, cls=Grouped, help=None if verb == called else summary)(loaded)
     return app
 
 
@@ -112,6 +129,7 @@ def _load(where: str) -> Callable[..., Any] | typer.Typer:
     loaded: Callable[..., Any] | typer.Typer = getattr(importlib.import_module(module), name)
     if isinstance(loaded, typer.Typer):
         for command in loaded.registered_commands:
+            command.cls = Grouped
             command.callback = _guarded(command.callback) if command.callback else None
         return loaded
     return _guarded(loaded)

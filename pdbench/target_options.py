@@ -8,16 +8,21 @@ from typing import Annotated
 import typer
 
 Texts = list[str] | None
+TARGET = "What is measured"
 
-Proxy = Annotated[Texts, typer.Option(help="URL of the proxy that takes the requests.")]
-Prefill = Annotated[Texts, typer.Option(help="URL of a prefill server; repeatable.")]
-Decode = Annotated[Texts, typer.Option(help="URL of a decode server; repeatable.")]
-Colocated = Annotated[Texts, typer.Option(help="URL of a co-located server; repeatable.")]
-RecipeFile = Annotated[Path | None, typer.Option("--recipe", help="A deployment from a TOML file.")]
-Engine = Annotated[str | None, typer.Option(help="vllm, dynamo, sglang; guessed.")]
-Mode = Annotated[str | None, typer.Option(help="pull, push or colocated; guessed.")]
-Model = Annotated[str | None, typer.Option(help="Served model; asked of the server.")]
-MaxNumSeqs = Annotated[int | None, typer.Option(min=1, help="Slots of each decode (or co-located) server.")]
-MetricsUrl = Annotated[Texts, typer.Option(help="SERVER=URL where a page is elsewhere.")]
-ApiKeyEnv = Annotated[str | None, typer.Option(help="Variable that holds the API key.")]
-ApiKeyFile = Annotated[Path | None, typer.Option(help="File that holds it.")]
+Proxy = Annotated[Texts, typer.Option(help="URL of the proxy that takes the requests.", rich_help_panel=TARGET)]
+Prefill = Annotated[Texts, typer.Option(help="URL of a prefill server; repeatable.", rich_help_panel=TARGET)]
+Decode = Annotated[Texts, typer.Option(help="URL of a decode server; repeatable.", rich_help_panel=TARGET)]
+Colocated = Annotated[Texts, typer.Option(help="URL of a co-located server; repeatable.", rich_help_panel=TARGET)]
+RecipeFile = Annotated[
+    Path | None, typer.Option("--recipe", help="A deployment from a TOML file.", rich_help_panel=TARGET)
+]
+Engine = Annotated[str | None, typer.Option(help="vllm, dynamo, sglang; guessed.", rich_help_panel=TARGET)]
+Mode = Annotated[str | None, typer.Option(help="pull, push or colocated; guessed.", rich_help_panel=TARGET)]
+Model = Annotated[str | None, typer.Option(help="Served model; asked of the server.", rich_help_panel=TARGET)]
+MaxNumSeqs = Annotated[
+    int | None, typer.Option(min=1, help="Slots of each decode (or co-located) server.", rich_help_panel=TARGET)
+]
+MetricsUrl = Annotated[Texts, typer.Option(help="SERVER=URL where a page is elsewhere.", rich_help_panel=TARGET)]
+ApiKeyEnv = Annotated[str | None, typer.Option(help="Variable that holds the API key.", rich_help_panel=TARGET)]
+ApiKeyFile = Annotated[Path | None, typer.Option(help="File that holds it.", rich_help_panel=TARGET)]

@@ -7,6 +7,7 @@ on the lengths' law while n <= c. Times in seconds here, since the holding time 
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import NamedTuple
 
 from pdbench.littles_law.waits import NO_WAIT, Waits, exponential_tail
@@ -42,10 +43,24 @@ def running_without_limit(qps: float, out_tokens: float, tpot: Tpot) -> float | 
 
 
 class Batch(NamedTuple):
-    """Waits and the mean number running of the birth-death chain."""
+    """Waits and the mean number running of the birth-death chain, and how likely each number below `slots` is."""
 
     waits: Waits
     running: float
+    chances: Mapping[int, float]
+
+    def joins_within(self, most: float) -> float:
+        """The share of requests that make a batch of at most `most` when they join. Arrivals see time averages."""
+        return min(1.0, math.fsum(chance for n, chance in self.chances.items() if n + 1 <= most))
+
+    def joined(self, share: float) -> int:
+        """The batch, itself included, that `share` of the requests do not exceed; `slots` where the others wait."""
+        so_far, slots = 0.0, max(self.chances, default=0) + 1
+        for n in sorted(self.chances):
+            so_far += self.chances[n]
+            if so_far >= share:
+                return n + 1
+        return slots
 
 
 def batch_waits(qps: float, out_tokens: float, tpot: Tpot, slots: int) -> Batch | None:
@@ -54,13 +69,14 @@ def batch_waits(qps: float, out_tokens: float, tpot: Tpot, slots: int) -> Batch 
     if qps >= full:
         return None
     if qps == 0:
-        return Batch(NO_WAIT, 0.0)
+        return Batch(NO_WAIT, 0.0, {0: 1.0})
     weights = _weights(qps, out_tokens, tpot, slots)
     beyond = weights.pop(slots, 0.0) / (1 - qps / full)  # n >= c
     mass = math.fsum(weights.values()) + beyond
     p_wait = beyond / mass
     running = (math.fsum(n * weight for n, weight in weights.items()) + slots * beyond) / mass
-    return Batch(exponential_tail(p_wait, p_wait / (full - qps)), running)
+    chances = {n: weight / mass for n, weight in weights.items()}
+    return Batch(exponential_tail(p_wait, p_wait / (full - qps)), running, chances)
 
 
 def _weights(qps: float, out_tokens: float, tpot: Tpot, slots: int) -> dict[int, float]:

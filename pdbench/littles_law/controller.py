@@ -103,7 +103,7 @@ def contest(
     """The controller and the oracle on a load whose `fixed_runs` are known. The controller starts at equal shares."""
     instances = len(fixed) + 1
     kept = [_outcome(f"{n}:{instances - n} fixed", pools, n) for n, pools in enumerate(fixed, start=1)]
-    best = max(kept, key=lambda outcome: outcome.met)
+    best = max(kept, key=lambda outcome: (outcome.met, -outcome.mean_ttft_ms))
     controller, start = Controller(slo, drain_time_s(jobs, site, switch_s)), instances // 2
     steered = Pools(site, slo, switch_s)
     steered.run(jobs, start, instances - start, every_s, controller.decide)

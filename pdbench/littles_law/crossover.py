@@ -69,3 +69,21 @@ def crossover_gb_s(wire_bytes: float, budget_ms: float, fixed_ms: float = 0.0, h
 def link_load_gb_s(qps: float, wire_bytes: float) -> float:
     """What the links must carry at least, all together, whatever a single transfer takes."""
     return qps * wire_bytes / 1e9 / MAX_LINK_USE
+
+
+@dataclass(frozen=True, slots=True)
+class Need:
+    """GB/s of all links together. Both conditions must hold: a transfer short enough for total latency (`None`: no
+    bandwidth makes it so), and the bytes of all prompts carried."""
+
+    latency_gb_s: float | None
+    load_gb_s: float
+
+    @property
+    def gb_s(self) -> float | None:
+        return None if self.latency_gb_s is None else max(self.latency_gb_s, self.load_gb_s)
+
+    @property
+    def binds(self) -> str:
+        """The condition that asks for more: `latency` or `load`."""
+        return "latency" if self.latency_gb_s is None or self.latency_gb_s >= self.load_gb_s else "load"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Annotated, Any
 
 import typer
@@ -38,15 +38,27 @@ class Sides:
 
 
 def compare(
+    context: typer.Context,
     prefill: options.Prefill,
     qps: options.Qps,
     prompt_len: options.PromptLen = 4096,
     out_tokens: options.OutTokens = 128,
     out_cv: options.OutCv = 0.0,
-    instances: Annotated[int, typer.Option("--instances", min=2, max=64, help="Instances of each way.")] = 2,
-    ratio: Annotated[str | None, typer.Option("--ratio", metavar="P:D", help="Default: what serves most.")] = None,
+    instances: Annotated[
+        int, typer.Option("--instances", min=2, max=64, help="Instances of each way.", rich_help_panel=options.ENGINES)
+    ] = 2,
+    ratio: Annotated[
+        str | None,
+        typer.Option("--ratio", metavar="P:D", help="Default: what serves most.", rich_help_panel=options.ENGINES),
+    ] = None,
     chunk_tokens: Annotated[
-        int, typer.Option("--chunk-tokens", min=1, help="max-num-batched-tokens of the co-located engines.")
+        int,
+        typer.Option(
+            "--chunk-tokens",
+            min=1,
+            help="max-num-batched-tokens of the co-located engines.",
+            rich_help_panel=options.ENGINES,
+        ),
     ] = 2048,
     max_num_seqs: options.MaxNumSeqs = 64,
     tpot: options.TpotMs = 10.0,
@@ -71,7 +83,14 @@ def compare(
     workload = Workload(options.above_zero(qps, "--qps"), (float(prompt_len),), out_tokens, out_cv)
     prefills = _prefills(ratio, instances) or _best(workload, site, slo, instances)
     sides = sides_of(workload, site, slo, prefills, instances - prefills, chunk_tokens)
-    show(compare_plan(sides, site, chunk_tokens), as_json=json, html=html)
+    plan = compare_plan(sides, site, chunk_tokens)
+    taken = options.assumed(
+        context, prompt_len=prompt_len, out_tokens=f"{out_tokens:g}", out_cv=f"{out_cv:g}", instances=instances,
+        chunk_tokens=chunk_tokens, max_num_seqs=max_num_seqs, tpot=f"{tpot:g}", tpot_slope=f"{tpot_slope:g}",
+        goodput=f"ttft:{slo.ttft_ms:g},tpot:{slo.tpot_ms:g}", slo_share=f"{slo_share:g}",
+        handoff_ms=f"{handoff_ms:g}", routing=routing,
+    )  # fmt: skip
+    show(replace(plan, remarks=(*plan.remarks, *taken)), as_json=json, html=html)
 
 
 def _prefills(ratio: str | None, instances: int) -> int | None:

@@ -10,7 +10,15 @@ import typer
 from pdbench.littles_law import plan_options as options
 from pdbench.littles_law.batch import Tpot
 from pdbench.littles_law.costs import PrefillCost, prefill_cost
-from pdbench.littles_law.crossover import RULE_SHARE, BreakEven, break_even, crossover_gb_s, link_load_gb_s
+from pdbench.littles_law.crossover import (
+    MAX_LINK_USE,
+    RULE_SHARE,
+    BreakEven,
+    Need,
+    break_even,
+    crossover_gb_s,
+    link_load_gb_s,
+)
 from pdbench.littles_law.kv import KvShape
 from pdbench.littles_law.links import Link
 from pdbench.littles_law.plan_charts import Line, LineChart
@@ -35,6 +43,10 @@ class Handoff:
         """Break-even transfer = stalled decodes x the forward's time."""
         return self.gb_s(tokens, stalled * self.prefill.forward_ms(tokens))
 
+    def carried_gb_s(self, tokens: float, qps: float) -> float:
+        """What the links must carry of such prompts, whatever one transfer takes."""
+        return link_load_gb_s(qps, self.shape.wire_bytes(tokens, self.tp))
+
 
 @dataclass(frozen=True, slots=True)
 class Asked:
@@ -53,15 +65,35 @@ def crossover(
     tp: options.Tp = 1,
     prompt_lens: Annotated[
         list[str] | None,
-        typer.Option("--prompt-lens", "--prompt-len", metavar="TOKENS,...", help="Default 512,2048,8192,32768."),
+        typer.Option(
+            "--prompt-lens",
+            "--prompt-len",
+            metavar="TOKENS,...",
+            help="Default 512,2048,8192,32768.",
+            rich_help_panel=options.LOAD,
+        ),
     ] = None,
     stalled: Annotated[
         list[str] | None,
-        typer.Option("--stalled", metavar="N,...", help="Decodes that a prefill stalls. Default 1,4,16,64."),
+        typer.Option(
+            "--stalled",
+            metavar="N,...",
+            help="Decodes that a prefill stalls. Default 1,4,16,64.",
+            rich_help_panel=options.LOAD,
+        ),
     ] = None,
-    t0_ms: Annotated[float, typer.Option("--t0-ms", help="Fixed cost of a transfer.")] = 0.0,
+    t0_ms: Annotated[
+        float, typer.Option("--t0-ms", help="Fixed cost of a transfer.", rich_help_panel=options.HANDOFF)
+    ] = 0.0,
     hidden: Annotated[
-        float, typer.Option("--hidden", min=0, max=1, help="Share of the transfer hidden, as `plan transfer` says.")
+        float,
+        typer.Option(
+            "--hidden",
+            min=0,
+            max=1,
+            help="Share of the transfer hidden, as `plan transfer` says.",
+            rich_help_panel=options.HANDOFF,
+        ),
     ] = 0.0,
     link: options.LinkName = None,
     link_gb_s: options.LinkSpeed = None,
@@ -88,18 +120,12 @@ def crossover_plan(
     handoff: Handoff, lens: list[int], stalled: list[float], link: Link | None, load: Asked | None
 ) -> Plan:
     curve = {(tokens, b): handoff.by_rule(tokens, b) for tokens in lens for b in stalled}
-    heads = ("prompt", "forward", *(f"{b:g} stalled" for b in stalled))
-    rows = [
-        (f"{tokens:,}", ms(handoff.prefill.forward_ms(tokens)), *(_speed(curve[tokens, b]) for b in stalled))
-        for tokens in lens
-    ]
-    tables = [
-        Table(f"Crossover in GB/s (Gbit/s), all links of {handoff.shape.model} TP {handoff.tp}", heads, tuple(rows))
-    ]
-    answer = _answer(handoff, lens, stalled, curve, link)
+    tables = [_rule_table(handoff, lens, stalled, curve)]
     remarks = [
         "Above the crossover P/D lowers total latency. Simulated break-even transfers are "
         f"{RULE_SHARE[0]} to {RULE_SHARE[1]} of this rule's, so count on 1.3 to 1.7 times these figures.",
+        f"The links must also carry all prompts, with at most {MAX_LINK_USE:.0%} of their speed: so "
+        "much for each req/s.",
     ]
     document: dict[str, Any] = {
         "model": handoff.shape.model,
@@ -107,16 +133,20 @@ def crossover_plan(
         "t0_ms": handoff.fixed_ms,
         "hidden_fraction": handoff.hidden,
         "curve": [{"prompt_len": tokens, "stalled": b, "gb_s": gb_s} for (tokens, b), gb_s in curve.items()],
+        "carried_gb_s_per_qps": {str(tokens): handoff.carried_gb_s(tokens, 1) for tokens in lens},
         "link_gb_s": None if link is None else link.practical_gb_s * handoff.tp,
     }
     improves = False
-    if load is not None:
+    if load is None:
+        answer = _answer_by_rule(handoff, lens, stalled, curve, link)
+    else:
         found = {
             tokens: break_even(load.qps, handoff.prefill.forward_ms(tokens), load.out_tokens, load.tpot)
             for tokens in lens
         }
         improves = any(even is not None and even.ttft_ms > 0 for even in found.values())
-        tables.append(_load_table(handoff, load, found))
+        answer = _answer_for_load(handoff, load, found, link)
+        tables.insert(0, _load_table(handoff, load, found))
         document["load"] = [_even_document(handoff, load, tokens, even) for tokens, even in found.items()]
     if not improves:
         answer += " TTFT alone does not improve on equal GPUs, at any bandwidth."
@@ -128,23 +158,61 @@ def crossover_plan(
     return Plan(answer, tuple(tables), tuple(remarks), document, (_chart(handoff, lens, stalled, link),))
 
 
-def _answer(
+def _rule_table(
+    handoff: Handoff, lens: list[int], stalled: list[float], curve: dict[tuple[int, float], float | None]
+) -> Table:
+    heads = ("prompt", "forward", *(f"{b:g} stalled" for b in stalled), "each req/s")
+    rows = [
+        (f"{tokens:,}", ms(handoff.prefill.forward_ms(tokens)), *(_speed(curve[tokens, b]) for b in stalled),
+         _speed(handoff.carried_gb_s(tokens, 1)))
+        for tokens in lens
+    ]  # fmt: skip
+    title = f"Crossover in GB/s (Gbit/s), all links of {handoff.shape.model} TP {handoff.tp}"
+    return Table(title, heads, tuple(rows))
+
+
+def _answer_by_rule(
     handoff: Handoff,
     lens: list[int],
     stalled: list[float],
     curve: dict[tuple[int, float], float | None],
     link: Link | None,
 ) -> str:
+    """No load is given, so up to which rate the crossover is what binds is part of the answer."""
     tokens, b = lens[len(lens) // 2], stalled[min(1, len(stalled) - 1)]
-    least = curve[tokens, b]
+    least, each = curve[tokens, b], handoff.carried_gb_s(tokens, 1)
     where = f"with {b:g} stalled decode{'s' if b != 1 else ''} and prompts of {tokens:,} tokens"
     if least is None:
         return f"P/D does not pay {where}: t0 alone takes longer than the interference it removes."
-    answer = f"P/D lowers total latency above {number(least)} GB/s ({number(least * 8)} Gbit/s) {where}"
+    answer = f"P/D lowers total latency above {number(least)} GB/s ({number(least * 8)} Gbit/s) {where}, up to "
+    answer += f"{number(least / each)} req/s; at higher rates carrying them binds, {number(each)} GB/s for each req/s"
     if link is None:
         return answer + "."
     have = link.practical_gb_s * handoff.tp
-    return f"{answer}; {number(have)} GB/s are there, {number(have / least)} times that."
+    return f"{answer}. {_there(have, least)}, and carry {number(have / each)} req/s."
+
+
+def _answer_for_load(handoff: Handoff, load: Asked, found: dict[int, BreakEven | None], link: Link | None) -> str:
+    lens = list(found)[: len(found) // 2 + 1]
+    tokens = next((each for each in reversed(lens) if found[each] is not None), lens[-1])
+    even = found[tokens]
+    where = f"{load.qps:g} req/s with prompts of {tokens:,} tokens"
+    if even is None:
+        return f"Two GPUs do not carry {where}: co-located or as P/D, a queue grows without end."
+    need = _need(handoff, load, tokens, even)
+    if need.gb_s is None or need.latency_gb_s is None:
+        short = "even a transfer that takes no time is" if even.total_latency_ms <= 0 else "t0 alone takes"
+        return f"P/D does not pay at {where}: {short} longer than the interference it removes."
+    answer = f"At {where} P/D needs {number(need.gb_s)} GB/s ({number(need.gb_s * 8)} Gbit/s): "
+    if need.binds == "load":
+        answer += f"carrying the prompts binds; for lower total latency {number(need.latency_gb_s)} would do"
+    else:
+        answer += f"lower total latency binds; carrying the prompts takes {number(need.load_gb_s)}"
+    return answer + ("." if link is None else f". {_there(link.practical_gb_s * handoff.tp, need.gb_s)}.")
+
+
+def _there(have: float, least: float) -> str:
+    return f"{number(have)} GB/s are there, {number(have / least)} times that"
 
 
 def _speed(gb_s: float | None) -> str:
@@ -152,30 +220,31 @@ def _speed(gb_s: float | None) -> str:
 
 
 def _load_table(handoff: Handoff, load: Asked, found: dict[int, BreakEven | None]) -> Table:
-    heads = ("prompt", "stalled", "TPOT co-loc", "TPOT P/D", "may take", "GB/s", "TTFT alone")
+    heads = ("prompt", "stalled", "TPOT co-loc", "TPOT P/D", "may take", "GB/s, by", "TTFT alone")
     rows = []
     for tokens, even in found.items():
         if even is None:
             rows.append((f"{tokens:,}", "overload", "-", "-", "-", "-", "-"))
             continue
-        least = _needed(handoff, load, tokens, even)
+        need = _need(handoff, load, tokens, even)
         rows.append(
             (f"{tokens:,}", number(even.stalled_decodes), ms(even.colocated_tpot_ms), ms(even.disaggregated_tpot_ms),
-             ms(even.total_latency_ms), "never" if least is None else number(least), ms(even.ttft_ms))
+             ms(even.total_latency_ms), "never" if need.gb_s is None else f"{number(need.gb_s)} {need.binds}",
+             ms(even.ttft_ms))
         )  # fmt: skip
-    title = f"{load.qps:g} req/s on two GPUs, {load.out_tokens:g} tokens out: how long a transfer may take"
+    step = f"{load.tpot.alone_ms:g} ms a step" + (f" + {load.tpot.slope_ms:g}" if load.tpot.slope_ms else "")
+    title = f"{load.qps:g} req/s on two GPUs, {load.out_tokens:g} tokens out, {step}: how long a transfer may take"
     return Table(title, heads, tuple(rows))
 
 
-def _needed(handoff: Handoff, load: Asked, tokens: float, even: BreakEven) -> float | None:
-    """The crossover, or what the load itself needs of the links where that is more."""
-    least = handoff.gb_s(tokens, even.total_latency_ms)
-    return None if least is None else max(least, link_load_gb_s(load.qps, handoff.shape.wire_bytes(tokens, handoff.tp)))
+def _need(handoff: Handoff, load: Asked, tokens: float, even: BreakEven) -> Need:
+    return Need(handoff.gb_s(tokens, even.total_latency_ms), handoff.carried_gb_s(tokens, load.qps))
 
 
 def _even_document(handoff: Handoff, load: Asked, tokens: int, even: BreakEven | None) -> dict[str, Any]:
     if even is None:
         return {"prompt_len": tokens, "overload": True}
+    need = _need(handoff, load, tokens, even)
     return {
         "prompt_len": tokens,
         "overload": False,
@@ -184,7 +253,10 @@ def _even_document(handoff: Handoff, load: Asked, tokens: int, even: BreakEven |
         "disaggregated_tpot_ms": even.disaggregated_tpot_ms,
         "break_even_transfer_ms": even.total_latency_ms,
         "break_even_ttft_ms": even.ttft_ms,
-        "gb_s": _needed(handoff, load, tokens, even),
+        "gb_s": need.gb_s,
+        "latency_gb_s": need.latency_gb_s,
+        "load_gb_s": need.load_gb_s,
+        "binds": None if need.gb_s is None else need.binds,
     }
 
 

@@ -17,52 +17,113 @@ from pdbench.littles_law.models import known_model, shape_from_config
 from pdbench.littles_law.ratio import ROUTINGS, Site, Slo
 from pdbench.quantities import positive, several
 
-Model = Annotated[str | None, typer.Option("--model", metavar="NAME", help="A model of the built-in table.")]
+LOAD, GOAL = "The load", "What must hold"
+ENGINES, HANDOFF = "The engines", "The model, its KV cache and the link"
+
+Model = Annotated[
+    str | None, typer.Option("--model", metavar="NAME", help="A model of the built-in table.", rich_help_panel=HANDOFF)
+]
 ModelConfig = Annotated[
-    Path | None, typer.Option("--model-config", metavar="FILE", help="The config.json of any other model.")
+    Path | None,
+    typer.Option("--model-config", metavar="FILE", help="The config.json of any other model.", rich_help_panel=HANDOFF),
 ]
 KvDtype = Annotated[
-    str, typer.Option("--kv-dtype", metavar="TYPE", help="auto, bf16, fp16, fp32, fp8, int8 or fp8_ds_mla.")
+    str,
+    typer.Option(
+        "--kv-dtype", metavar="TYPE", help="auto, bf16, fp16, fp32, fp8, int8 or fp8_ds_mla.", rich_help_panel=HANDOFF
+    ),
 ]
-Tp = Annotated[int, typer.Option("--tp", min=1, help="Tensor-parallel GPUs of each instance.")]
-BlockSize = Annotated[int, typer.Option("--block-size", min=1, help="Tokens in a KV block.")]
+Tp = Annotated[int, typer.Option("--tp", min=1, help="Tensor-parallel GPUs of each instance.", rich_help_panel=HANDOFF)]
+BlockSize = Annotated[int, typer.Option("--block-size", min=1, help="Tokens in a KV block.", rich_help_panel=HANDOFF)]
 LinkName = Annotated[
-    str | None, typer.Option("--link", metavar="NAME", help="A link of the built-in table; see docs/plan.md.")
+    str | None,
+    typer.Option(
+        "--link", metavar="NAME", help="A link of the built-in table; see docs/plan.md.", rich_help_panel=HANDOFF
+    ),
 ]
 LinkSpeed = Annotated[
-    float | None, typer.Option("--link-gb-s", metavar="GB/S", help="One GPU's link, one way, in 1e9 bytes/s.")
+    float | None,
+    typer.Option(
+        "--link-gb-s", metavar="GB/S", help="One GPU's link, one way, in 1e9 bytes/s.", rich_help_panel=HANDOFF
+    ),
 ]
 Layout = Annotated[
-    str, typer.Option("--layout", metavar="LAYOUT", help="per-layer (vLLM >= 0.30), k-v-apart or all-layers.")
+    str,
+    typer.Option(
+        "--layout", metavar="LAYOUT", help="per-layer (vLLM >= 0.30), k-v-apart or all-layers.", rich_help_panel=HANDOFF
+    ),
 ]
 Prefill = Annotated[
     str,
-    typer.Option("--prefill", metavar="COST", help="Tokens/s, or ms a token and token squared (0.019,5e-8), or a fit."),
+    typer.Option(
+        "--prefill",
+        metavar="COST",
+        help="Tokens/s, or ms a token and token squared (0.019,5e-8), or a fit.",
+        rich_help_panel=ENGINES,
+    ),
 ]
-Qps = Annotated[float, typer.Option("--qps", help="Requests a second in all.")]
-OptionalQps = Annotated[float | None, typer.Option("--qps", help="Requests a second in all.")]
-OutTokens = Annotated[float, typer.Option("--out-tokens", min=1, help="Mean output tokens of a request.")]
-TpotMs = Annotated[float, typer.Option("--tpot", help="Time of a decode step with one stream, ms.")]
-TpotSlope = Annotated[float, typer.Option("--tpot-slope", help="What each further running stream adds to it, ms.")]
+Qps = Annotated[float, typer.Option("--qps", help="Requests a second in all.", rich_help_panel=LOAD)]
+OptionalQps = Annotated[float | None, typer.Option("--qps", help="Requests a second in all.", rich_help_panel=LOAD)]
+OutTokens = Annotated[
+    float, typer.Option("--out-tokens", min=1, help="Mean output tokens of a request.", rich_help_panel=LOAD)
+]
+TpotMs = Annotated[
+    float, typer.Option("--tpot", help="Time of a decode step with one stream, ms.", rich_help_panel=ENGINES)
+]
+TpotSlope = Annotated[
+    float,
+    typer.Option("--tpot-slope", help="What each further running stream adds to it, ms.", rich_help_panel=ENGINES),
+]
 Goodput = Annotated[
     list[str] | None,
-    typer.Option("--goodput", help="SLOs in ms: ttft:2000 tpot:50 (default); itl:50 is p99 of gaps."),
+    typer.Option(
+        "--goodput", help="SLOs in ms: ttft:2000 tpot:50 (default); itl:50 is p99 of gaps.", rich_help_panel=GOAL
+    ),
 ]
-SloShare = Annotated[float, typer.Option("--slo-share", help="Share of requests for which the SLOs must hold.")]
-HandoffMs = Annotated[float, typer.Option("--handoff-ms", help="Handoff of a prompt beside its bytes on --link.")]
-MaxNumSeqs = Annotated[int, typer.Option("--max-num-seqs", min=1, max=4096, help="Slots of an instance that decodes.")]
-Routing = Annotated[str, typer.Option("--routing", help="split: each instance its part; shared: one queue a role.")]
-PromptLen = Annotated[int, typer.Option("--prompt-len", min=1, help="Tokens of a prompt.")]
-OutCv = Annotated[float, typer.Option("--out-cv", min=0, max=10, help="CV of output lengths.")]
+SloShare = Annotated[
+    float, typer.Option("--slo-share", help="Share of requests for which the SLOs must hold.", rich_help_panel=GOAL)
+]
+HandoffMs = Annotated[
+    float, typer.Option("--handoff-ms", help="Handoff of a prompt beside its bytes on --link.", rich_help_panel=HANDOFF)
+]
+MaxNumSeqs = Annotated[
+    int,
+    typer.Option("--max-num-seqs", min=1, max=4096, help="Slots of an instance that decodes.", rich_help_panel=ENGINES),
+]
+Routing = Annotated[
+    str,
+    typer.Option("--routing", help="split: each instance its part; shared: one queue a role.", rich_help_panel=ENGINES),
+]
+PromptLen = Annotated[int, typer.Option("--prompt-len", min=1, help="Tokens of a prompt.", rich_help_panel=LOAD)]
+OutCv = Annotated[float, typer.Option("--out-cv", min=0, max=10, help="CV of output lengths.", rich_help_panel=LOAD)]
 TurnTo = Annotated[
     list[str] | None,
-    typer.Option("--turn-to", metavar="PROMPT:OUT@QPS", help="What the load turns to; simulates a controller."),
+    typer.Option(
+        "--turn-to",
+        metavar="PROMPT:OUT@QPS",
+        help="What the load turns to; simulates a controller.",
+        rich_help_panel=LOAD,
+    ),
 ]
 MeasuredTtft = Annotated[
-    float | None, typer.Option("--measured-ttft-ms", help="A measured TTFT of that percentile: what is unexplained?")
+    float | None,
+    typer.Option(
+        "--measured-ttft-ms", help="A measured TTFT of that percentile: what is unexplained?", rich_help_panel=GOAL
+    ),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")]
 Html = Annotated[Path | None, typer.Option("--html", metavar="FILE", help="Write a page with the curves.")]
+
+
+def assumed(context: typer.Context, **values: object) -> list[str]:
+    """Which of these options the command line left at their defaults, for the reader to judge: none or one remark."""
+
+    def was_given(name: str) -> bool:
+        source = context.get_parameter_source(name)
+        return source is not None and source.name == "COMMANDLINE"
+
+    left = [f"--{name.replace('_', '-')} {value}" for name, value in values.items() if not was_given(name)]
+    return [f"Not given, so taken as: {', '.join(left)}."] if left else []
 
 
 def shape_of(model: str | None, config_path: Path | None, kv_dtype: str, tp: int = 1) -> KvShape:

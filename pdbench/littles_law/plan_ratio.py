@@ -19,6 +19,8 @@ from pdbench.littles_law.plan_region import (
     RATES,
     answer_of,
     at_workload_table,
+    holding_on,
+    load_text,
     ratio_document,
     region_map,
     region_table,
@@ -30,22 +32,37 @@ from pdbench.quantities import seconds
 from pdbench.traces import TracedRequest, read_trace
 
 MOST_REQUESTS = 300_000
-SIMULATED_AS = "Simulated pools have one queue a role; a stream keeps the TPOT of the batch that it joined."
+SIMULATED_AS = (
+    "Simulated with the routing of the tables above. A stream keeps the TPOT of the batch that it joins there too."
+)
 _PHASE = re.compile(r"(\d+):(\d+)@(\d+(?:\.\d+)?)")
 
 
 def ratio(
+    context: typer.Context,
     prefill: options.Prefill,
     qps: options.OptionalQps = None,
     prompt_len: options.PromptLen = 4096,
     out_tokens: options.OutTokens = 128,
     out_cv: options.OutCv = 0.0,
     trace: Annotated[
-        Path | None, typer.Option("--trace", metavar="FILE", help="Azure CSV or Mooncake JSONL instead of --qps.")
+        Path | None,
+        typer.Option(
+            "--trace",
+            metavar="FILE",
+            help="Azure CSV or Mooncake JSONL instead of --qps.",
+            rich_help_panel=options.LOAD,
+        ),
     ] = None,
-    rate_scale: Annotated[float, typer.Option("--rate-scale", help="Play the trace this much faster.")] = 1.0,
-    window: Annotated[str, typer.Option("--window", help="Part of a trace that has one ratio.")] = "5m",
-    instances: Annotated[int, typer.Option("--instances", min=2, max=64, help="Instances to share out.")] = 8,
+    rate_scale: Annotated[
+        float, typer.Option("--rate-scale", help="Play the trace this much faster.", rich_help_panel=options.LOAD)
+    ] = 1.0,
+    window: Annotated[
+        str, typer.Option("--window", help="Part of a trace that has one ratio.", rich_help_panel=options.LOAD)
+    ] = "5m",
+    instances: Annotated[
+        int, typer.Option("--instances", min=2, max=64, help="Instances to share out.", rich_help_panel=options.ENGINES)
+    ] = 8,
     max_num_seqs: options.MaxNumSeqs = 64,
     tpot: options.TpotMs = 10.0,
     tpot_slope: options.TpotSlope = 0.0,
@@ -60,11 +77,19 @@ def ratio(
     handoff_ms: options.HandoffMs = 0.0,
     routing: options.Routing = "split",
     turn_to: options.TurnTo = None,
-    phase: Annotated[str, typer.Option("--phase", help="How long each load of --turn-to lasts.")] = "10m",
-    controller: Annotated[bool, typer.Option("--controller", help="Simulate a controller over --trace.")] = False,
-    control_every: Annotated[str, typer.Option("--control-every", help="The controller's interval.")] = "15s",
-    switch: Annotated[str, typer.Option("--switch", help="A drained instance's change of role.")] = "1s",
-    seed: Annotated[int, typer.Option("--seed", help="Of the simulated arrivals.")] = 0,
+    phase: Annotated[
+        str, typer.Option("--phase", help="How long each load of --turn-to lasts.", rich_help_panel=options.LOAD)
+    ] = "10m",
+    controller: Annotated[
+        bool, typer.Option("--controller", help="Simulate a controller over --trace.", rich_help_panel=options.ENGINES)
+    ] = False,
+    control_every: Annotated[
+        str, typer.Option("--control-every", help="The controller's interval.", rich_help_panel=options.ENGINES)
+    ] = "15s",
+    switch: Annotated[
+        str, typer.Option("--switch", help="A drained instance's change of role.", rich_help_panel=options.ENGINES)
+    ] = "1s",
+    seed: Annotated[int, typer.Option("--seed", help="Of the simulated arrivals.", rich_help_panel=options.LOAD)] = 0,
     measured_ttft_ms: options.MeasuredTtft = None,
     json: options.Json = False,
     html: options.Html = None,
@@ -80,6 +105,7 @@ def ratio(
     if controller and not traced and len(phases) == 1:
         raise UsageError("--controller wants a load that changes.", "Give --trace, or --turn-to PROMPT:OUT@QPS.")
     plan = _region_plan(workload, site, slo, instances, measured_ttft_ms)
+    plan = _after_turns(plan, phases[1:], site, slo, instances)
     jobs = _jobs(phases, phase, traced, site, seed)
     fixed = fixed_runs(jobs, site, slo, instances) if jobs else []
     if traced and len(phases) == 1:
@@ -87,7 +113,14 @@ def ratio(
     if controller or len(phases) > 1:
         every_s, switch_s = _seconds(control_every, "--control-every"), seconds(switch, "--switch")
         plan = _with_controller(plan, contest(jobs, site, slo, fixed, every_s, switch_s))
-    show(plan, as_json=json, html=html)
+    goals = f"ttft:{slo.ttft_ms:g},tpot:{slo.tpot_ms:g}"
+    shape = {} if traced else {"prompt_len": prompt_len, "out_tokens": f"{out_tokens:g}", "out_cv": f"{out_cv:g}"}
+    taken = options.assumed(
+        context, **shape, instances=instances, max_num_seqs=max_num_seqs, tpot=f"{tpot:g}",
+        tpot_slope=f"{tpot_slope:g}", goodput=goals, slo_share=f"{slo_share:g}", handoff_ms=f"{handoff_ms:g}",
+        routing=routing,
+    )  # fmt: skip
+    show(replace(plan, remarks=(*plan.remarks, *taken)), as_json=json, html=html)
 
 
 def _jobs(phases: list[Workload], phase: str, traced: list[TracedRequest], site: Site, seed: int) -> list[Job]:
@@ -162,6 +195,18 @@ def _region_plan(workload: Workload, site: Site, slo: Slo, instances: int, measu
     return Plan(answer_of(workload, slo, instances, found), tables, tuple(remarks), document, (drawn,))
 
 
+def _after_turns(plan: Plan, turned: list[Workload], site: Site, slo: Slo, instances: int) -> Plan:
+    """The tables and the answer above are of the first load; these are of the loads that it turns to."""
+    said, tables, documents = plan.answer, plan.tables, []
+    for workload in turned:
+        found = ratios(workload, site, slo, instances)
+        said += f" At {load_text(workload)} {holding_on(slo, found)}."
+        tables = (*tables, at_workload_table(workload, slo, found))
+        documents.append({"qps": workload.qps, "ratios": [ratio_document(each, slo) for each in found]})
+    document = {**plan.document, "turned": documents} if turned else plan.document
+    return replace(plan, answer=said, tables=tables, document=document)
+
+
 def unexplained(best: RatioResult, slo: Slo, measured_ms: float) -> tuple[str, dict[str, Any]]:
     """How much of a measured TTFT the model accounts for on the best ratio."""
     expected = best.at_workload.ttft_ms
@@ -197,6 +242,7 @@ def _with_controller(plan: Plan, steered: Contest) -> Plan:
     remarks = (
         *(remark for remark in plan.remarks if remark != SIMULATED_AS),
         SIMULATED_AS,
+        "Its shares are of the requests of all loads together. "
         f"The controller starts at equal shares, moves one instance at a time and waits {ms(steered.drain_s * 1000)} "
         "(a drain) between moves. The best fixed ratio is known only afterwards; the oracle knows what comes.",
     )

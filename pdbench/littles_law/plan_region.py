@@ -25,13 +25,19 @@ def answer_of(workload: Workload, slo: Slo, instances: int, found: list[RatioRes
     limits = f"TTFT {ms(slo.ttft_ms)} and TPOT {ms(slo.tpot_ms)} for {percent(slo.share)}"
     if best.highest_qps <= 0:
         return f"No split of {instances} instances holds {limits} at any rate: one request alone exceeds them."
-    holding = [each for each in found if each.at_workload.state(slo) == "both"]
     most = f"{place(best)} (prefill:decode) serves most, {number(best.highest_qps)} req/s within {limits}"
-    if not holding:
+    if not any(each.at_workload.state(slo) == "both" for each in found):
         needed = f"about {math.ceil(instances * workload.qps / best.highest_qps)} are needed"
         return f"No split of {instances} instances holds {limits} at {number(workload.qps)} req/s: {most}; {needed}."
-    span = place(holding[0]) if len(holding) == 1 else f"{place(holding[0])} to {place(holding[-1])}"
-    return f"{most}; at {number(workload.qps)} req/s both hold {'only ' if len(holding) == 1 else ''}on {span}."
+    return f"{most}; at {load_text(workload)} {holding_on(slo, found)}."
+
+
+def holding_on(slo: Slo, found: list[RatioResult]) -> str:
+    """`both hold on 5:3 to 7:1`."""
+    holding = [place(each) for each in found if each.at_workload.state(slo) == "both"]
+    if not holding:
+        return "no split holds both"
+    return f"both hold only on {holding[0]}" if len(holding) == 1 else f"both hold on {holding[0]} to {holding[-1]}"
 
 
 def at_workload_table(workload: Workload, slo: Slo, found: list[RatioResult]) -> Table:
@@ -41,10 +47,17 @@ def at_workload_table(workload: Workload, slo: Slo, found: list[RatioResult]) ->
         at = each.at_workload
         rows.append(
             (place(each), number(each.highest_qps), percent(at.prefill_load), percent(at.decode_load), ms(at.ttft_ms),
-             ms(at.tpot_ms), STATE_WORDS[at.state(slo)])
+             ms(at.tpot_quantile_ms), STATE_WORDS[at.state(slo)])
         )  # fmt: skip
-    heads = ("P:D", "most req/s", "prefill load", "decode load", f"TTFT p{slo.share * 100:g}", "TPOT", "SLOs")
-    return Table(f"At {number(workload.qps)} req/s", heads, tuple(rows))
+    percentile = f"p{slo.share * 100:g}"
+    heads = ("P:D", "most req/s", "prefill load", "decode load", f"TTFT {percentile}", f"TPOT {percentile}", "SLOs")
+    return Table(f"At {load_text(workload)}", heads, tuple(rows))
+
+
+def load_text(workload: Workload) -> str:
+    """`11.0 req/s of 16,000:128 tokens`: rate, mean prompt and mean output."""
+    prompt = sum(workload.prompt_lens) / len(workload.prompt_lens)
+    return f"{number(workload.qps)} req/s of {prompt:,.0f}:{workload.out_tokens:,.0f} tokens"
 
 
 def _shown(found: list[RatioResult]) -> list[RatioResult]:
@@ -66,8 +79,8 @@ def region_map(workload: Workload, site: Site, slo: Slo, found: list[RatioResult
     rates, shown = rates_of(workload, found, count), _shown(found)
     grid = [[attainment(workload.at(rate), site, slo, each.prefills, each.decodes) for rate in rates] for each in shown]
     states = tuple(tuple(cell.state(slo) for cell in row) for row in grid)
-    words = tuple(tuple(percent(cell.ttft_share) if not cell.overload else "" for cell in row) for row in grid)
-    title = f"Where both SLOs hold: TTFT {ms(slo.ttft_ms)}, TPOT {ms(slo.tpot_ms)} (share of requests within TTFT)"
+    words = tuple(tuple(percent(cell.share) if not cell.overload else "" for cell in row) for row in grid)
+    title = f"Where both SLOs hold: TTFT {ms(slo.ttft_ms)}, TPOT {ms(slo.tpot_ms)} (share of requests within both)"
     labels = tuple(number(rate) for rate in rates)
     return StateMap(title, "requests/s", "P:D", labels, tuple(place(each) for each in shown), states, words)
 
@@ -89,9 +102,12 @@ def ratio_document(each: RatioResult, slo: Slo) -> dict[str, Any]:
         "state": at.state(slo),
         "prefill_load": at.prefill_load,
         "decode_load": at.decode_load,
+        "share": at.share,
         "ttft_share": at.ttft_share,
+        "tpot_share": at.tpot_share,
         "ttft_ms": at.ttft_ms,
         "tpot_ms": at.tpot_ms,
+        "tpot_quantile_ms": at.tpot_quantile_ms,
         "prefill_wait_ms": at.prefill_wait_ms,
         "slot_wait_ms": at.slot_wait_ms,
     }

@@ -46,23 +46,50 @@ def transfer(
     model_config: options.ModelConfig = None,
     kv_dtype: options.KvDtype = "auto",
     tp: options.Tp = 1,
-    prompt_len: Annotated[int, typer.Option("--prompt-len", min=1, help="Tokens of the prompt.")] = 16000,
+    prompt_len: Annotated[
+        int, typer.Option("--prompt-len", min=1, help="Tokens of the prompt.", rich_help_panel=options.LOAD)
+    ] = 16000,
     link: options.LinkName = None,
     link_gb_s: options.LinkSpeed = None,
-    t0_ms: Annotated[float, typer.Option("--t0-ms", help="Fixed cost of a transfer; 0.4 to 1.8 on RDMA.")] = 0.0,
+    t0_ms: Annotated[
+        float,
+        typer.Option("--t0-ms", help="Fixed cost of a transfer; 0.4 to 1.8 on RDMA.", rich_help_panel=options.HANDOFF),
+    ] = 0.0,
     block_size: options.BlockSize = 16,
     layout: options.Layout = "per-layer",
     run_blocks: Annotated[
         float | None,
-        typer.Option("--run-blocks", min=1, help="Mean run of adjacent blocks sent as one. Default: not known."),
+        typer.Option(
+            "--run-blocks",
+            min=1,
+            help="Mean run of adjacent blocks sent as one. Default: not known.",
+            rich_help_panel=options.HANDOFF,
+        ),
     ] = None,
-    post_us: Annotated[float, typer.Option("--post-us", help="Posting one descriptor.")] = POST_US_PER_DESCRIPTOR,
+    post_us: Annotated[
+        float, typer.Option("--post-us", help="Posting one descriptor.", rich_help_panel=options.HANDOFF)
+    ] = POST_US_PER_DESCRIPTOR,
     prefill_ms: Annotated[
-        float | None, typer.Option("--prefill-ms", help="This prompt's prefill, for what per-layer push hides.")
+        float | None,
+        typer.Option(
+            "--prefill-ms",
+            help="This prompt's prefill, for what per-layer push hides.",
+            rich_help_panel=options.ENGINES,
+        ),
     ] = None,
-    prefill_chunks: Annotated[int, typer.Option("--prefill-chunks", min=1, help="Chunks of that prefill.")] = 1,
-    step_ms: Annotated[float, typer.Option("--step-ms", help="A decode step: completion is seen between steps.")] = 0.0,
-    proxy_ms: Annotated[float, typer.Option("--proxy-ms", help="The proxy's round trip that pull pays.")] = 0.0,
+    prefill_chunks: Annotated[
+        int, typer.Option("--prefill-chunks", min=1, help="Chunks of that prefill.", rich_help_panel=options.ENGINES)
+    ] = 1,
+    step_ms: Annotated[
+        float,
+        typer.Option(
+            "--step-ms", help="A decode step: completion is seen between steps.", rich_help_panel=options.ENGINES
+        ),
+    ] = 0.0,
+    proxy_ms: Annotated[
+        float,
+        typer.Option("--proxy-ms", help="The proxy's round trip that pull pays.", rich_help_panel=options.ENGINES),
+    ] = 0.0,
     json: options.Json = False,
 ) -> None:
     """Transfer time of one prompt's KV cache, link by link; what pull, push and per-layer push expose."""

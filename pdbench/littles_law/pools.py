@@ -1,8 +1,9 @@
 """Two pools of instances under a stream of requests, event by event, with instances that can change their role.
 
-A prefill instance takes one prompt at a time from a common queue. A decode instance holds `slots` streams; a stream
-keeps the TPOT of the batch that it joined. An instance that leaves decode takes no more streams and is ready when its
-last one ends; one that leaves prefill finishes its prompt, and both then take `switch_s`.
+A prefill instance takes one prompt at a time. A decode instance holds `slots` streams; a stream keeps the TPOT of the
+batch that it joined. Routing is the site's: one queue a role, of which the emptiest instance takes, or a queue for each
+instance, drawn at random. An instance that leaves decode takes no more streams and is ready when its last one ends; one
+that leaves prefill finishes its prompt, and both then take `switch_s`. Who still waits for it goes to others.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import heapq
 import itertools
 import math
+import random
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -60,12 +62,25 @@ class Seen:
 Decide = Callable[[Seen], int]
 
 
+@dataclass(frozen=True, slots=True)
+class _Waiting:
+    """A request in a queue: of prefill since it arrived, of decode since its prompt was done."""
+
+    job: Job
+    since_s: float
+    prefill_wait_s: float = 0.0
+
+
 @dataclass(slots=True)
 class _Instance:
     role: str
     next_role: str | None = None
     running: int = 0
     busy: bool = False
+    queue: deque[_Waiting] = field(default_factory=deque)
+
+    def takes(self, role: str) -> bool:
+        return self.role == role and self.next_role is None
 
 
 @dataclass(slots=True)
@@ -91,8 +106,8 @@ class Pools:
     ready: list[float] = field(default_factory=list)
     _events: list[tuple[float, int, Callable[[], None]]] = field(default_factory=list)
     _order: itertools.count[int] = field(default_factory=itertools.count)
-    _prompts: deque[Job] = field(default_factory=deque)
-    _prefilled: deque[tuple[Job, float, float]] = field(default_factory=deque)
+    _shared: dict[str, deque[_Waiting]] = field(default_factory=lambda: {"prefill": deque(), "decode": deque()})
+    _router: random.Random = field(default_factory=lambda: random.Random(1))
     _window: _Window = field(default_factory=_Window)
     _now_s: float = 0.0
 
@@ -111,21 +126,30 @@ class Pools:
             happen()
 
     def count(self, role: str) -> int:
-        return sum(each.role == role and each.next_role is None for each in self.instances)
+        return len(self._taking(role))
+
+    def _taking(self, role: str) -> list[_Instance]:
+        return [each for each in self.instances if each.takes(role)]
+
+    def _queue(self, instance: _Instance, role: str) -> deque[_Waiting]:
+        """From where an instance of this role takes its next request."""
+        return self._shared[role] if self.site.routing == "shared" else instance.queue
+
+    def _send(self, role: str, waiting: _Waiting) -> None:
+        self._queue(self._router.choice(self._taking(role)), role).append(waiting)
 
     def _at(self, when_s: float, happen: Callable[[], None]) -> None:
         heapq.heappush(self._events, (when_s, next(self._order), happen))
 
     def _arrive(self, job: Job) -> None:
-        self._prompts.append(job)
+        self._send("prefill", _Waiting(job, job.at_s))
         self._start_prefills()
 
     def _start_prefills(self) -> None:
-        for instance in self.instances:
-            if not self._prompts:
-                return
-            if instance.role == "prefill" and instance.next_role is None and not instance.busy:
-                job = self._prompts.popleft()
+        for instance in self._taking("prefill"):
+            queue = self._queue(instance, "prefill")
+            if queue and not instance.busy:
+                job = queue.popleft().job
                 instance.busy = True
                 waited_s = self._now_s - job.at_s
                 self._at(self._now_s + job.forward_s, lambda i=instance, j=job, w=waited_s: self._prefilled_by(i, j, w))  # type: ignore[misc]
@@ -133,24 +157,23 @@ class Pools:
     def _prefilled_by(self, instance: _Instance, job: Job, waited_s: float) -> None:
         instance.busy = False
         self._window.prefill_busy_s += job.forward_s
-        self._prefilled.append((job, waited_s, self._now_s))
+        self._send("decode", _Waiting(job, self._now_s, waited_s))
         self._settle(instance)
         self._start_prefills()
         self._admit()
 
     def _admit(self) -> None:
-        while self._prefilled:
-            free = [
-                i for i in self.instances if i.role == "decode" and i.next_role is None and i.running < self.site.slots
-            ]
-            if not free:
-                return
-            instance = min(free, key=lambda each: each.running)
-            job, prefill_wait_s, since_s = self._prefilled.popleft()
+        def free() -> list[_Instance]:
+            return [i for i in self._taking("decode") if i.running < self.site.slots and self._queue(i, "decode")]
+
+        while takers := free():
+            instance = min(takers, key=lambda each: each.running)
+            waiting = self._queue(instance, "decode").popleft()
+            job, prefill_wait_s = waiting.job, waiting.prefill_wait_s
             instance.running += 1
             tpot_ms = self.site.tpot.at(instance.running)
             held_s = job.out_tokens * tpot_ms / 1000
-            slot_wait_s = self._now_s - since_s
+            slot_wait_s = self._now_s - waiting.since_s
             ttft_s = job.least_ttft_s + prefill_wait_s + slot_wait_s
             done = Served(job.at_s, job.at_s + ttft_s, ttft_s, tpot_ms, prefill_wait_s, slot_wait_s)
             self.served.append(done)
@@ -190,11 +213,10 @@ class Pools:
             self._move("decode" if step > 0 else "prefill")
 
     def _seen(self, every_s: float) -> Seen:
-        window, slo = self._window, self.slo
+        window = self._window
         prefills, decodes = self.count("prefill"), self.count("decode")
         # Who has waited beyond the SLO already is a violation, though it has no first token yet.
-        stuck_prompts = sum((self._now_s - job.at_s) * 1000 > slo.ttft_ms for job in self._prompts)
-        stuck_slots = sum((self._now_s - job.at_s) * 1000 > slo.ttft_ms for job, _, _ in self._prefilled)
+        stuck_prompts, stuck_slots = (self._stuck(role) for role in ("prefill", "decode"))
         known = max(1, window.first_tokens + stuck_prompts + stuck_slots)
         return Seen(
             self._now_s,
@@ -207,12 +229,21 @@ class Pools:
             any(each.next_role is not None for each in self.instances),
         )
 
+    def _stuck(self, role: str) -> int:
+        queues = [self._shared[role], *(each.queue for each in self._taking(role))]
+        late_s = self._now_s - self.slo.ttft_ms / 1000
+        return sum(waiting.job.at_s < late_s for queue in queues for waiting in queue)
+
     def _move(self, source: str) -> None:
         """Take the least busy instance out of a pool that keeps at least one."""
-        given = [each for each in self.instances if each.role == source and each.next_role is None]
+        given = self._taking(source)
         if len(given) < 2:
             return
         instance = min(given, key=lambda each: each.running + each.busy)
         instance.next_role = "prefill" if source == "decode" else "decode"
         self.moves.append((self._now_s, 1 if source == "decode" else -1))
+        while instance.queue:
+            self._send(source, instance.queue.popleft())
         self._settle(instance)
+        self._start_prefills()
+        self._admit()

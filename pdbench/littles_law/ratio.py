@@ -2,7 +2,8 @@
 
 TTFT = fixed parts + forward + handoff + wait for a prefill engine + wait for a decode slot. Each wait is zero or
 exponential (P(W > t) = C exp(-t C / E W)); the two are taken as independent. Prefill waits come from M/G/n, slot waits
-from the birth-death chain of a batch that slows down as it grows. TPOT is that of the mean batch.
+from the birth-death chain of a batch that slows down as it grows. A stream's TPOT is that of the batch that it joins,
+as in the simulation (`pools`), which is to say the same of a load that does not turn.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from statistics import NormalDist
 
 from pdbench.littles_law.batch import Tpot, batch_waits, running_without_limit
 from pdbench.littles_law.costs import PrefillCost
@@ -82,15 +84,22 @@ class Tail:
         return self.p * self.scale_ms
 
 
+NO_TAIL = Tail(0.0, 1.0)
+
+
 @dataclass(frozen=True, slots=True)
 class Attainment:
-    """What a ratio gives a workload. `tpot_ms` and the waits are `None` in overload."""
+    """What a ratio gives a workload: shares within each SLO and within both. `ttft_ms` and `tpot_quantile_ms` are
+    the SLO's percentile, `tpot_ms` is that of the mean batch. `None` in overload."""
 
     prefill_load: float
     decode_load: float
+    share: float
     ttft_share: float
+    tpot_share: float
     ttft_ms: float | None
     tpot_ms: float | None
+    tpot_quantile_ms: float | None
     prefill_wait_ms: float | None
     slot_wait_ms: float | None
 
@@ -99,11 +108,14 @@ class Attainment:
         return self.tpot_ms is None
 
     def state(self, slo: Slo) -> str:
-        """`both` hold, `ttft` or `tpot` fails alone, `neither` holds, or `overload`."""
+        """`both` hold for the same requests, `ttft` or `tpot` fails alone, `neither` holds, or `overload`."""
         if self.tpot_ms is None:
             return "overload"
-        first, later = self.ttft_share >= slo.share, self.tpot_ms <= slo.step_ms
-        return "both" if first and later else "tpot" if first else "ttft" if later else "neither"
+        if self.share >= slo.share:
+            return "both"
+        if max(self.ttft_share, self.tpot_share) < slo.share:
+            return "neither"
+        return "tpot" if self.tpot_share < self.ttft_share else "ttft"
 
 
 def attainment(workload: Workload, site: Site, slo: Slo, prefills: int, decodes: int) -> Attainment:
@@ -112,15 +124,24 @@ def attainment(workload: Workload, site: Site, slo: Slo, prefills: int, decodes:
     mean_ms = math.fsum(forwards) / len(forwards)
     prefill_load = workload.qps * mean_ms / 1000 / prefills
     decode_load = workload.qps * site.tpot.held_s(workload.out_tokens, site.slots) / (decodes * site.slots)
-    first, second = _prefill_tail(workload, site, forwards, prefills), _slot_tail(workload, site, decodes)
+    first = _prefill_tail(workload, site, forwards, prefills)
+    pools = decodes if site.routing == "shared" else 1
+    second = decoding(workload.qps * pools / decodes, workload, site.tpot, site.slots, pools, slo)
     if first is None or second is None:
-        return Attainment(prefill_load, decode_load, 0.0, None, None, None, None)
-    slot, running = second
+        return Attainment(prefill_load, decode_load, 0.0, 0.0, 0.0, None, None, None, None, None)
     least = [site.least_ttft_ms(tokens) for tokens in workload.prompt_lens]
-    ttft_share = math.fsum(1 - beyond(first, slot, slo.ttft_ms - base) for base in least) / len(least)
-    quantile = quantile_ms(least, first, slot, slo.share)
-    return Attainment(prefill_load, decode_load, ttft_share, quantile, site.tpot.at(max(1.0, running)), first.mean_ms,
-                      slot.mean_ms)  # fmt: skip
+    ttft_share = _within_ttft(least, first, second.wait, slo)
+    quantile = quantile_ms(least, first, second.wait, slo.share)
+    tpot_ms = site.tpot.at(max(1.0, second.running))
+    # Who waits for a slot joins a full batch: where that is too slow, who meets TPOT has not waited.
+    full = site.tpot.at(site.slots) <= slo.step_ms
+    share = ttft_share if full else second.tpot_share * _within_ttft(least, first, NO_TAIL, slo)
+    return Attainment(prefill_load, decode_load, share, ttft_share, second.tpot_share, quantile, tpot_ms,
+                      second.tpot_ms, first.mean_ms, second.wait.mean_ms)  # fmt: skip
+
+
+def _within_ttft(least: Sequence[float], first: Tail, second: Tail, slo: Slo) -> float:
+    return math.fsum(1 - beyond(first, second, slo.ttft_ms - base) for base in least) / len(least)
 
 
 def _prefill_tail(workload: Workload, site: Site, forwards: Sequence[float], prefills: int) -> Tail | None:
@@ -134,25 +155,41 @@ def _prefill_tail(workload: Workload, site: Site, forwards: Sequence[float], pre
     return tail_of(waits, mean_ms)
 
 
-def _slot_tail(workload: Workload, site: Site, decodes: int) -> tuple[Tail, float] | None:
-    """The wait for a slot, and the mean number running on one instance."""
-    pools = decodes if site.routing == "split" else 1
-    merged = decodes // pools
-    tpot = Tpot(site.tpot.alone_ms, site.tpot.slope_ms / merged)
-    free = running_without_limit(workload.qps / decodes, workload.out_tokens, site.tpot)
-    if free is not None and free + 12 * math.sqrt(free) + 12 < site.slots:
-        return Tail(0.0, 1.0), free  # nobody waits, and counting up to that many slots takes long
-    batch = batch_waits(workload.qps / pools, workload.out_tokens, tpot, site.slots * merged)
+@dataclass(frozen=True, slots=True)
+class Decoding:
+    """The wait for a slot, the mean number running on one instance, and of streams' TPOT the share within the SLO and
+    the SLO's percentile."""
+
+    wait: Tail
+    running: float
+    tpot_share: float
+    tpot_ms: float
+
+
+def decoding(qps: float, workload: Workload, tpot: Tpot, slots: int, pools: int, slo: Slo) -> Decoding | None:
+    """`pools` instances that share one queue at `qps` in all, the emptiest first; `None` in overload."""
+    most = (slo.step_ms - tpot.alone_ms) / tpot.slope_ms if tpot.slope_ms > 0 else math.inf
+    most = math.floor(min(most, slots) + 1e-9) if slo.step_ms >= tpot.at(1) else 0
+    free = running_without_limit(qps / pools, workload.out_tokens, tpot)
+    if free is not None:
+        deviation = math.sqrt(free * tpot.at(free) / tpot.alone_ms)  # of the chain near its mode
+        if free + 12 * deviation + 12 < (most or slots):
+            usual = free + max(0.0, NormalDist().inv_cdf(slo.share)) * deviation
+            # Nobody waits, and counting up to that many slots takes long.
+            return Decoding(NO_TAIL, free, float(most > 0), tpot.at(max(1.0, usual)))
+    batch = batch_waits(qps, workload.out_tokens, Tpot(tpot.alone_ms, tpot.slope_ms / pools), slots * pools)
     if batch is None:
         return None
     # Lengths that vary less than exponential ones wait less, by (1 + cs^2) / 2 in the mean (Lee and Longton).
-    return tail_of(batch.waits, 1000 * (1 + workload.out_cv**2) / 2), batch.running / merged
+    wait = tail_of(batch.waits, 1000 * (1 + workload.out_cv**2) / 2)
+    share = 1.0 if most >= slots else batch.joins_within(most * pools)
+    return Decoding(wait, batch.running / pools, share, tpot.at(math.ceil(batch.joined(slo.share) / pools)))
 
 
 def tail_of(waits: Waits, scale: float) -> Tail:
     """The exponential tail with this P(W > 0) and mean, in ms where a unit of the waits is `scale` ms."""
     if waits.p_wait <= 0 or waits.mean_s <= 0:
-        return Tail(0.0, 1.0)
+        return NO_TAIL
     return Tail(waits.p_wait, max(waits.mean_s * scale / waits.p_wait, 1e-9))
 
 

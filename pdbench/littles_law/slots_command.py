@@ -26,39 +26,78 @@ from pdbench.littles_law.slots_question import (
 from pdbench.quantities import seconds
 
 Number = float | None
+LOAD, DECODERS, POOL = "The load", "The decoders", "The KV pool, a second limit"
 
 
 def slots(
-    qps: Annotated[Number, typer.Option("--qps", "--request-rate", help="Requests/s on all decoders.")] = None,
-    out_tokens: Annotated[Number, typer.Option("--out-tokens", help="Mean output tokens of a request.")] = None,
-    tpot: Annotated[Number, typer.Option("--tpot", help="Time per output token in ms, under load.")] = None,
-    max_num_seqs: Annotated[int | None, typer.Option("--max-num-seqs", help="Slots of one decoder.")] = None,
-    decoders: Annotated[int, typer.Option("--decoders", help="Decoders, each with its own slots.")] = 1,
-    burstiness: Annotated[Number, typer.Option(help="Gamma shape of arrivals: 1 (Poisson), below 1 burstier.")] = None,
-    out_cv: Annotated[Number, typer.Option("--out-cv", help="Coefficient of variation of output lengths.")] = None,
-    out_law: Annotated[str, typer.Option("--out-law", help="Law of output lengths: gamma or lognormal.")] = "gamma",
-    trace: Annotated[Path | None, typer.Option(help="Replay a trace: Azure CSV or Mooncake JSONL.")] = None,
-    classes: Annotated[
-        list[str] | None, typer.Option("--class", metavar="NAME:OUT@QPS", help="A class of its own; repeat.")
+    qps: Annotated[
+        Number, typer.Option("--qps", "--request-rate", help="Requests/s on all decoders.", rich_help_panel=LOAD)
     ] = None,
-    tpot_slope: Annotated[Number, typer.Option("--tpot-slope", help="ms that each further running one adds.")] = None,
+    out_tokens: Annotated[
+        Number, typer.Option("--out-tokens", help="Mean output tokens of a request.", rich_help_panel=LOAD)
+    ] = None,
+    tpot: Annotated[
+        Number, typer.Option("--tpot", help="Time per output token in ms, under load.", rich_help_panel=DECODERS)
+    ] = None,
+    max_num_seqs: Annotated[
+        int | None, typer.Option("--max-num-seqs", help="Slots of one decoder.", rich_help_panel=DECODERS)
+    ] = None,
+    decoders: Annotated[
+        int, typer.Option("--decoders", help="Decoders, each with its own slots.", rich_help_panel=DECODERS)
+    ] = 1,
+    burstiness: Annotated[
+        Number, typer.Option(help="Gamma shape of arrivals: 1 (Poisson), below 1 burstier.", rich_help_panel=LOAD)
+    ] = None,
+    out_cv: Annotated[
+        Number, typer.Option("--out-cv", help="Coefficient of variation of output lengths.", rich_help_panel=LOAD)
+    ] = None,
+    out_law: Annotated[
+        str, typer.Option("--out-law", help="Law of output lengths: gamma or lognormal.", rich_help_panel=LOAD)
+    ] = "gamma",
+    trace: Annotated[
+        Path | None, typer.Option(help="Replay a trace: Azure CSV or Mooncake JSONL.", rich_help_panel=LOAD)
+    ] = None,
+    classes: Annotated[
+        list[str] | None,
+        typer.Option("--class", metavar="NAME:OUT@QPS", help="A class of its own; repeat.", rich_help_panel=LOAD),
+    ] = None,
+    tpot_slope: Annotated[
+        Number, typer.Option("--tpot-slope", help="ms that each further running one adds.", rich_help_panel=DECODERS)
+    ] = None,
     tpot_at_batch: Annotated[
-        Number, typer.Option("--tpot-at-batch", help="Requests running when --tpot was taken.")
+        Number,
+        typer.Option("--tpot-at-batch", help="Requests running when --tpot was taken.", rich_help_panel=DECODERS),
     ] = None,
     slo_wait_p99: Annotated[str, typer.Option("--slo-wait-p99", help="The p99 wait that is allowed.")] = "100ms",
     num_prompts: Annotated[int | None, typer.Option("--num-prompts", help="Also: what a run this long shows.")] = None,
     normalised: Annotated[
         bool, typer.Option("--vllm-arrivals", help="That run's arrivals rescaled as by vllm bench serve.")
     ] = False,
-    model: Annotated[str | None, typer.Option("--model", help="KV cache of a well-known model.")] = None,
-    model_config: Annotated[Path | None, typer.Option("--model-config", help="Any other model's config.json.")] = None,
-    kv_dtype: Annotated[str, typer.Option("--kv-dtype", help="Type of the KV cache.")] = "auto",
-    tp: Annotated[int, typer.Option("--tp", min=1, help="Tensor-parallel GPUs of a decoder.")] = 1,
-    hbm: Annotated[Number, typer.Option("--hbm", metavar="GIB", help="KV memory of one decoder GPU.")] = None,
-    kv_tokens: Annotated[int | None, typer.Option("--kv-tokens", help="KV pool of a decoder in tokens.")] = None,
-    prompt_len: Annotated[Number, typer.Option("--prompt-len", help="Prompt tokens: they fill the KV pool.")] = None,
-    staging: Annotated[int, typer.Option("--staging", min=0, help="Handoffs that hold KV without a slot.")] = 1,
-    from_run: Annotated[Path | None, typer.Option("--from-run", help="Take the load from a run's cells.")] = None,
+    model: Annotated[
+        str | None, typer.Option("--model", help="KV cache of a well-known model.", rich_help_panel=POOL)
+    ] = None,
+    model_config: Annotated[
+        Path | None, typer.Option("--model-config", help="Any other model's config.json.", rich_help_panel=POOL)
+    ] = None,
+    kv_dtype: Annotated[str, typer.Option("--kv-dtype", help="Type of the KV cache.", rich_help_panel=POOL)] = "auto",
+    tp: Annotated[
+        int, typer.Option("--tp", min=1, help="Tensor-parallel GPUs of a decoder.", rich_help_panel=POOL)
+    ] = 1,
+    hbm: Annotated[
+        Number, typer.Option("--hbm", metavar="GIB", help="KV memory of one decoder GPU.", rich_help_panel=POOL)
+    ] = None,
+    kv_tokens: Annotated[
+        int | None, typer.Option("--kv-tokens", help="KV pool of a decoder in tokens.", rich_help_panel=POOL)
+    ] = None,
+    prompt_len: Annotated[
+        Number, typer.Option("--prompt-len", help="Prompt tokens: they fill the KV pool.", rich_help_panel=POOL)
+    ] = None,
+    staging: Annotated[
+        int, typer.Option("--staging", min=0, help="Handoffs that hold KV without a slot.", rich_help_panel=POOL)
+    ] = 1,
+    from_run: Annotated[
+        Path | None, typer.Option("--from-run", help="Take the load from a run's cells.", rich_help_panel=LOAD)
+    ] = None,
     json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
     html: Annotated[Path | None, typer.Option("--html", metavar="FILE", help="Write a page with the curves.")] = None,
 ) -> None:

@@ -21,7 +21,13 @@ if TYPE_CHECKING:
     from pdbench.sweep.plan import Plan
 
 Texts = list[str] | None
-TARGET, LOAD, RUN = "What is measured", "What is sent", "The run"
+TARGET, LOAD, LONG, WAY, RUN = (
+    "What is measured",
+    "What is sent",
+    "How long",
+    "How it is sent",
+    "The run and its output",
+)
 SHAPE = "Other shapes of traffic (docs/traffic.md)"
 SEARCH = "A search instead of given rates (docs/capacity.md)"
 
@@ -92,26 +98,7 @@ def sweep(
             rich_help_panel=LOAD,
         ),
     ] = None,
-    num_prompts: Annotated[
-        str | None, typer.Option(help="Requests a cell; lifts the 60 s.", rich_help_panel=LOAD)
-    ] = None,
-    duration: Annotated[str | None, typer.Option(help="Length of a cell: 60s.", rich_help_panel=LOAD)] = None,
-    burstiness: Annotated[
-        float | None, typer.Option(help="Gamma shape of the gaps; 1 is Poisson.", rich_help_panel=LOAD)
-    ] = None,
-    arrivals: Annotated[str | None, typer.Option(help="poisson, gamma or constant.", rich_help_panel=LOAD)] = None,
     seed: Annotated[str | None, typer.Option(help="Seed of arrivals and prompts.", rich_help_panel=LOAD)] = None,
-    drive: Annotated[
-        Texts,
-        typer.Option(help="proxy, or two-hop: ourselves to prefill, then decode; or both.", rich_help_panel=LOAD),
-    ] = None,
-    pass_token_ids: Annotated[
-        bool | None,
-        typer.Option(
-            "--pass-token-ids/--no-pass-token-ids", help="Two-hop chat: tokenise once, or twice.", rich_help_panel=LOAD
-        ),
-    ] = None,
-    endpoint: Annotated[str | None, typer.Option(help="completions or chat.", rich_help_panel=LOAD)] = None,
     vocab_size: Annotated[
         int | None, typer.Option(help="Token ids go from 256 to below this: 4000.", rich_help_panel=LOAD)
     ] = None,
@@ -119,11 +106,37 @@ def sweep(
         bool | None,
         typer.Option("--ignore-eos/--no-ignore-eos", help="Full length, or real ends.", rich_help_panel=LOAD),
     ] = None,
-    timeout: Annotated[str | None, typer.Option(help="Deadline of a request: 600s.", rich_help_panel=LOAD)] = None,
-    connections: Annotated[
-        str | None, typer.Option(help="fresh (one a request) or pool (kept).", rich_help_panel=LOAD)
-    ] = None,
     goodput: Annotated[Texts, typer.Option(help="SLOs in ms: ttft:2000 tpot:30.", rich_help_panel=LOAD)] = None,
+    num_prompts: Annotated[
+        str | None, typer.Option(help="Requests a cell; lifts the 60 s.", rich_help_panel=LONG)
+    ] = None,
+    duration: Annotated[str | None, typer.Option(help="Length of a cell: 60s.", rich_help_panel=LONG)] = None,
+    repeats: Annotated[int | None, typer.Option(min=1, help="Measure the grid so often.", rich_help_panel=LONG)] = None,
+    timeout: Annotated[str | None, typer.Option(help="Deadline of a request: 600s.", rich_help_panel=LONG)] = None,
+    arrivals: Annotated[str | None, typer.Option(help="poisson, gamma or constant.", rich_help_panel=WAY)] = None,
+    burstiness: Annotated[
+        float | None, typer.Option(help="Gamma shape of the gaps; 1 is Poisson.", rich_help_panel=WAY)
+    ] = None,
+    drive: Annotated[
+        Texts,
+        typer.Option(help="proxy, or two-hop: ourselves to prefill, then decode; or both.", rich_help_panel=WAY),
+    ] = None,
+    pass_token_ids: Annotated[
+        bool | None,
+        typer.Option(
+            "--pass-token-ids/--no-pass-token-ids", help="Two-hop chat: tokenise once, or twice.", rich_help_panel=WAY
+        ),
+    ] = None,
+    endpoint: Annotated[str | None, typer.Option(help="completions or chat.", rich_help_panel=WAY)] = None,
+    connections: Annotated[
+        str | None, typer.Option(help="fresh (one a request) or pool (kept).", rich_help_panel=WAY)
+    ] = None,
+    workers: Annotated[
+        int | None, typer.Option(min=1, help="Send from so many processes.", rich_help_panel=WAY)
+    ] = None,
+    ray: Annotated[
+        str | None, typer.Option(help="Send from a Ray cluster: auto or HOST:PORT.", rich_help_panel=WAY)
+    ] = None,
     find_capacity: Annotated[
         bool | None,
         typer.Option("--find-capacity", help="Search the highest rate that holds every --slo.", rich_help_panel=SEARCH),
@@ -141,7 +154,6 @@ def sweep(
     max_duration: Annotated[
         str | None, typer.Option(help="Time for the whole search: 1h.", rich_help_panel=SEARCH)
     ] = None,
-    repeats: Annotated[int | None, typer.Option(min=1, help="Measure the grid so often.", rich_help_panel=LOAD)] = None,
     classes: Annotated[
         Texts, typer.Option("--class", help="NAME:[PROMPT/]OUT@RATE; repeat to mix.", rich_help_panel=SHAPE)
     ] = None,
@@ -171,12 +183,6 @@ def sweep(
     resume: Annotated[Path | None, typer.Option(help="Go on with a run directory.", rich_help_panel=RUN)] = None,
     sample_interval: Annotated[
         str | None, typer.Option(help="Time between scrapes: 500ms.", rich_help_panel=RUN)
-    ] = None,
-    workers: Annotated[
-        int | None, typer.Option(min=1, help="Send from so many processes.", rich_help_panel=RUN)
-    ] = None,
-    ray: Annotated[
-        str | None, typer.Option(help="Send from a Ray cluster: auto or HOST:PORT.", rich_help_panel=RUN)
     ] = None,
     json: Annotated[bool, typer.Option("--json", help="Print summary.json to stdout.", rich_help_panel=RUN)] = False,
 ) -> None:

@@ -14,7 +14,7 @@ from pdbench.quantities import count, positive, seconds, several
 from pdbench.sweep.lengths import Law, law, laws, the_trace
 from pdbench.sweep.load_options import LOADS, OF_LOAD, WITH_CLASSES, Load, flag, load_of
 from pdbench.sweep.plan import DEFAULT_DURATION_S, Plan, grid
-from pdbench.sweep.search_options import FINDS, FIRST_RATE, FIRST_REQUESTS, OF_SEARCH, search_of
+from pdbench.sweep.search_options import FINDS, FIRST_RATE, FIRST_REQUESTS, OF_SEARCH, search_of, too_short
 
 DEFAULTS: dict[str, Any] = {
     "rates": [],
@@ -136,7 +136,7 @@ def plan_from(options: Mapping[str, Any], targets: list[str]) -> Plan:
         digests=_digests(load, output_lens),
         prefix_len=prefix_len,
         num_prefixes=num_prefixes,
-        notes=_left_out(load),
+        notes=(*_left_out(load), *too_short(search, cells)),
         pass_token_ids=bool(options["pass_token_ids"]),
         connections=options["connections"],
         search=search,

@@ -9,6 +9,7 @@ from typing import Any
 
 from pdbench.errors import UsageError
 from pdbench.quantities import seconds
+from pdbench.sweep.plan import Cell
 
 FINDS = ("find_capacity", "find_knee")
 OF_SEARCH = ("slo", "max_duration")
@@ -72,6 +73,19 @@ def search_of(options: Mapping[str, Any]) -> dict[str, Any] | None:
     if limit_s <= 0:
         raise UsageError("--max-duration must be above 0.")
     return {"find": "knee" if knee else "capacity", "slos": slos, "max_duration_s": limit_s}
+
+
+def too_short(search: Mapping[str, Any] | None, cells: Sequence[Cell]) -> list[str]:
+    """What to know before a search begins that cannot end within its time: its first probes alone take longer."""
+    first_s = len(cells) * FIRST_REQUESTS / FIRST_RATE
+    if search is None or first_s <= search["max_duration_s"]:
+        return []
+    of = "the first probe" if len(cells) == 1 else f"the first probes of {len(cells)} searches"
+    take = "takes" if len(cells) == 1 else "take"
+    return [
+        f"--max-duration {search['max_duration_s']:g} s is too short for an answer: {of}, made in any case, "
+        f"alone {take} about {first_s:.0f} s. A search takes minutes, a p99 near capacity an hour (docs/capacity.md)."
+    ]
 
 
 def _slos(texts: Sequence[str], goodput: Sequence[str]) -> list[dict[str, Any]]:

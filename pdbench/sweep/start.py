@@ -20,6 +20,7 @@ from pdbench import __version__
 from pdbench.deployment import DEFAULT_TARGET, Credentials, Deployment, api_key, build, from_document
 from pdbench.errors import PdbenchError, Unreachable, UsageError
 from pdbench.probe.discover import notes
+from pdbench.quantities import seconds
 from pdbench.recipe import TargetFlags, chosen
 from pdbench.run import Run
 from pdbench.sweep.origin import origin
@@ -27,6 +28,7 @@ from pdbench.sweep.plan import Plan, plan_of
 from pdbench.testbed.launch import TestbedError, running
 from pdbench.testbed.settings import MODES, Settings
 
+MORE = ("repeats", "max_duration")  # what a run may get more of
 TESTBED = "--testbed "  # how a deployment's source says that it is one of ours
 
 
@@ -105,11 +107,12 @@ def new_run(out: Path | None, deployments: list[Deployment], plan: Plan) -> Run:
 def resumed(
     stack: contextlib.ExitStack, path: Path, flags: TargetFlags, load: Mapping[str, Any], out: Path | None
 ) -> tuple[Run, list[Deployment], Plan]:
-    """An unfinished run, or one that gets more repeats: plan and servers from run.json, credentials from the flags; a
-    testbed is started anew."""
-    if out is not None or any(value not in (None, []) for name, value in load.items() if name != "repeats"):
+    """An unfinished run, one that gets more repeats, or a search that gets more time: plan and servers from run.json,
+    credentials from the flags; a testbed is started anew."""
+    if out is not None or any(value not in (None, []) for name, value in load.items() if name not in MORE):
         raise UsageError(
-            "--resume goes on with the plan of the run: it takes --repeats, but no --out and no other flag of the load."
+            "--resume goes on with the plan of the run: it takes --repeats, or --max-duration of a search, but no "
+            "--out and no other flag of the load."
         )
     run = Run.open(path)
     if about := run.document.get("imported"):
@@ -118,6 +121,8 @@ def resumed(
         if load["repeats"] < (planned := run.document["plan"].get("repeats", 1)):
             raise UsageError(f"{path} has {planned} repeats already: --repeats can only add some.")
         run.document["plan"]["repeats"] = load["repeats"]
+    if load["max_duration"] is not None:
+        _longer(run, seconds(load["max_duration"], "--max-duration"))
     deployments = [from_document(document) for document in run.document["deployments"]]
     practised = next((d for d in deployments if d.source.startswith(TESTBED)), None)
     if practised is not None:
@@ -129,6 +134,17 @@ def resumed(
     key = Credentials(api_key(flags.api_key_env, flags.api_key_file))
     deployments = [replace(d, credentials=named.get(d.target, key)) for d in deployments]
     return run, deployments, plan_of(run.document["plan"])
+
+
+def _longer(run: Run, limit_s: float) -> None:
+    """A search may take `limit_s` in all from now on."""
+    search = run.document["plan"].get("search")
+    if not search:
+        raise UsageError(f"{run.path} is no search: --max-duration goes with --find-capacity and --find-knee.")
+    if limit_s <= search["max_duration_s"]:
+        said = f"{run.path} has {search['max_duration_s']:g} s already: --max-duration can only give it more."
+        raise UsageError(said, "It is the time of the whole search, what was measured before included.")
+    search["max_duration_s"] = limit_s
 
 
 def _command_line() -> str:

@@ -20,6 +20,16 @@ if TYPE_CHECKING:
 
 
 PORTS = ("proxy_port", "prefill_port", "decode_port", "colocated_port")
+# The heading that begins with a field, in their order.
+HEADINGS = {
+    "mode": "What is started",
+    "host": "Where",
+    "model": "The model and its answers",
+    "render_ms_per_token": "How fast the engines are",
+    "link_gb_s": "The handoff",
+    "block_size": "KV and prefix caches",
+    "proxy_ms": "The proxy, and faults to practise on",
+}
 
 
 def testbed(context: typer.Context, **options: Any) -> None:
@@ -93,16 +103,20 @@ def _show(deployment: "Running") -> None:
 def _options() -> list[inspect.Parameter]:
     """One option for each field of Settings, and two of the command's own."""
 
-    def option(name: str, kind: Any, default: Any, flag: str, text: str) -> inspect.Parameter:
-        annotation = Annotated[kind, typer.Option(flag, help=text)]
+    def option(
+        name: str, kind: Any, default: Any, flag: str, text: str, heading: str | None = None
+    ) -> inspect.Parameter:
+        annotation = Annotated[kind, typer.Option(flag, help=text, rich_help_panel=heading)]
         return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
 
     made = [inspect.Parameter("context", inspect.Parameter.POSITIONAL_OR_KEYWORD, annotation=typer.Context)]
+    heading = ""
     for field in fields(Settings):
+        heading = HEADINGS.get(field.name, heading)
         flag = "--" + field.name.replace("_", "-")
         if field.type is bool:
             flag = f"{flag}/--no-{flag[2:]}"
-        made.append(option(field.name, field.type, field.default, flag, field.metadata["help"]))
+        made.append(option(field.name, field.type, field.default, flag, field.metadata["help"], heading))
     made.append(
         option(
             "port", int | None, None, "--port", "first of all ports that are not given, proxy first; 0 picks free ones"

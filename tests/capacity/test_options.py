@@ -76,3 +76,13 @@ def test_a_search_by_flag_takes_the_place_of_the_files_rates() -> None:
     assert plan_from(options, ["a"]).search is not None
     options = merged({"rates": ["4"]}, {"find_knee": True}, "pdbench.toml")
     assert plan_from(options, ["a"]).search is None
+
+
+def test_a_time_that_cannot_be_kept_is_said_before_the_search() -> None:
+    def notes(limit: str, lens: list[str]) -> tuple[str, ...]:
+        flags = {"find_capacity": True, "slo": ["ttft:p99:500ms"], "prompt_lens": lens, "max_duration": limit}
+        return plan_from(merged({**dict.fromkeys(DEFAULTS), **flags}, {}, ""), ["default"]).notes
+
+    (said,) = notes("60s", ["1024,16384"])  # two first probes of 40 requests at 1 req/s
+    assert "--max-duration 60 s is too short" in said and "2 searches, made in any case, alone take about 80 s" in said
+    assert notes("60s", ["1024"]) == notes("2m", ["1024,16384"]) == ()

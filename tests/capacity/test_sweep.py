@@ -8,11 +8,18 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from pdbench.errors import GateFailed
+from pdbench.report.capacity.answer import Outcome, capacity_document, said
+from pdbench.report.capacity.fit import Batches
 from pdbench.report.capacity.growth import next_probe
 from pdbench.report.capacity.html import search_section
+from pdbench.report.capacity.measured_probes import Searched
+from pdbench.report.capacity.probe import Probe
+from pdbench.report.capacity.search import Found
+from pdbench.report.capacity.slo import Slo
 from pdbench.report.capacity.text import rows
 from pdbench.report.command import conclude, refuse_invalid
 from pdbench.report.summary import summarise
@@ -99,6 +106,33 @@ def test_an_slo_that_no_rate_holds_is_one_sentence_and_exit_code_1(tmp_path: Pat
     assert "TPOT mean <= 2 ms fails even when requests come nearly alone" in summary["verdict"]
     with pytest.raises(GateFailed):
         refuse_invalid(run, summary)
+
+
+def test_a_lower_rate_whose_probe_was_discarded_is_named() -> None:
+    """The client was late at 0.25 req/s: that 1 req/s fails is no word on what lies below."""
+    whole = Batches(1.0, np.full(10, 20.0), np.full(10, 4.0))
+    failed = Probe(0, 1.0, 40, 41.0, (whole,), (900.0,), True, 1.0, 1.0, None)
+    late = replace(failed, cell=1, rate=0.25, doubt="client-saturated")
+    slos = (Slo("ttft", "mean", 180.0),)
+
+    def text(*probes: Probe) -> str:
+        return said(
+            Outcome(Searched("d", 256, 8, "", "proxy", slos, probes), Found(fails=1.0), "budget"), "capacity", False
+        )
+
+    assert "fails at the lowest rate that was asked, at 1 req/s: TTFT mean is 900 ms." in text(failed)
+    told = text(failed, late)
+    assert "fails at the lowest rate whose probe is evidence, at 1 req/s" in told
+    assert "below, from 0.25 on, a probe says nothing of the deployment (client-saturated)" in told
+
+
+def test_a_time_that_was_not_kept_is_said(tmp_path: Path) -> None:
+    run, summary = searched(tmp_path / "run", {"default": BED}, capacity(("tpot", "mean", TPOT_MS), max_s=20.0))
+    assert summary["capacity"]["spent_s"] > 20
+    assert "s, more than the 20 s of --max-duration: a probe is measured to its end." in summary["verdict"]
+    assert "more than the 20 s of --max-duration" in (run.path / "report.html").read_text()
+    enough = capacity_document(run.document["plan"] | {"search": capacity(max_s=600.0)}, [])
+    assert enough is not None and enough["overrun"] is None
 
 
 def test_what_is_turned_away_is_no_evidence(tmp_path: Path) -> None:

@@ -45,6 +45,25 @@ def test_help_is_no_error(words: list[str], code: int, capsys: pytest.CaptureFix
     assert "pdbench:" not in shown.out + shown.err
 
 
+@pytest.mark.parametrize("columns", ["80", "160"])
+@pytest.mark.parametrize(
+    "verb", ["sweep", "slots", "plan ratio", "plan compare", "plan crossover", "probe-transfer", "testbed", "watch"]
+)
+def test_many_options_stand_under_headings(
+    verb: str, columns: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", columns)
+    assert main([*verb.split(), "--help"]) == 0
+    text = capsys.readouterr().out
+    groups = [part for part in text.split("\n\n") if ":\n  -" in part]
+    sizes = [sum(line.startswith("  -") for line in part.splitlines()) for part in groups]
+    assert len(groups) > 1 and max(sizes) <= 20, sizes
+    assert groups[-1].startswith("Options:\n") and "--help" in groups[-1]
+    assert all(len(line) <= int(columns) for line in text.splitlines())
+    if verb == "sweep":
+        assert "  --prompt-lens, --random-input-len, --input-len <" in text, "a name that is cut cannot be typed"
+
+
 def test_a_port_in_use_is_said_like_everything_else(capsys: pytest.CaptureFixture[str]) -> None:
     import socket
 

@@ -10,7 +10,14 @@ from hypothesis import strategies as st
 
 from pdbench.littles_law.batch import Tpot
 from pdbench.littles_law.costs import PREFILL_FITS
-from pdbench.littles_law.crossover import break_even, colocated_tpot_ms, crossover_gb_s, link_load_gb_s
+from pdbench.littles_law.crossover import (
+    MAX_LINK_USE,
+    Need,
+    break_even,
+    colocated_tpot_ms,
+    crossover_gb_s,
+    link_load_gb_s,
+)
 from pdbench.littles_law.models import known_model
 from pdbench.littles_law.plan_crossover import Handoff
 
@@ -87,6 +94,17 @@ def test_prefills_never_speed_up_decodes(qps: float, forward: float, out: float)
     tpot = Tpot(8, 0.02)
     together, apart = colocated_tpot_ms(qps, forward, out, tpot), colocated_tpot_ms(qps, 0, out, tpot)
     assert together is None or apart is None or together >= apart
+
+
+@given(st.floats(0.01, 20), st.floats(1, 1e11), st.floats(0.1, 1e5))
+def test_the_bandwidth_named_holds_both_conditions(qps: float, nbytes: float, budget_ms: float) -> None:
+    need = Need(crossover_gb_s(nbytes, budget_ms), link_load_gb_s(qps, nbytes))
+    assert need.gb_s is not None
+    takes_ms, used = nbytes / (need.gb_s * 1e9) * 1000, qps * nbytes / (need.gb_s * 1e9)
+    assert takes_ms <= budget_ms * (1 + 1e-9)
+    assert used <= MAX_LINK_USE * (1 + 1e-9)
+    # And no lower one does: the condition that is said to bind is just met.
+    assert (takes_ms / budget_ms if need.binds == "latency" else used / MAX_LINK_USE) == pytest.approx(1)
 
 
 def test_limits() -> None:

@@ -64,6 +64,21 @@ def test_ttft_alone_is_said_plainly(capsys: pytest.CaptureFixture[str]) -> None:
     assert found["load"][0]["break_even_ttft_ms"] < 0
 
 
+def test_the_crossover_of_a_load_carries_it(capsys: pytest.CaptureFixture[str]) -> None:
+    """5 req/s of 8,192 tokens of 147,456 bytes are 6.04 GB/s, 8.63 at 70 % of a link; latency alone asks for less."""
+    found = document(capsys, *CROSSOVER, "--qps", "5", "--prompt-lens", "8192")
+    (row,) = found["load"]
+    assert row["load_gb_s"] == pytest.approx(5 * 8192 * 147_456 / 0.7e9)
+    assert row["binds"] == "load"
+    assert row["gb_s"] == row["load_gb_s"] > row["latency_gb_s"]
+    assert "needs 8.63 GB/s (69.0 Gbit/s): carrying the prompts binds" in found["answer"]
+    few = document(capsys, *CROSSOVER, "--qps", "4", "--prompt-lens", "512")
+    assert few["load"][0]["binds"] == "latency"
+    assert "lower total latency binds" in few["answer"]
+    # Without a load the rate up to which the crossover is enough is named: 1.9 GB/s at 1.73 a req/s.
+    assert "up to 1.10 req/s" in document(capsys, *CROSSOVER)["answer"]
+
+
 def test_region_and_controller(capsys: pytest.CaptureFixture[str]) -> None:
     found = document(capsys, *TURN)
     assert len(found["ratios"]) == 7
@@ -71,6 +86,22 @@ def test_region_and_controller(capsys: pytest.CaptureFixture[str]) -> None:
     steered = found["controller"]
     assert steered["best_fixed"]["share"] <= steered["controller"]["share"] <= steered["oracle"]["share"]
     assert steered["controller"]["moves_s"]
+
+
+def test_a_load_that_does_not_turn_has_one_answer(capsys: pytest.CaptureFixture[str]) -> None:
+    """5:3 is 70% busy with a queue for each instance: tables and simulation both say how often it misses 1 s."""
+    found = document(capsys, *RATIO, "--goodput", "ttft:1000", "--turn-to", "16000:128@11", "--phase", "8m")
+    ratio, simulated = found["ratios"][4], found["controller"]["fixed"][4]
+    assert (ratio["prefills"], ratio["state"], simulated["name"]) == (5, "ttft", "5:3 fixed")
+    assert simulated["share"] == pytest.approx(ratio["share"], abs=0.04)
+    assert found["turned"][0]["ratios"] == found["ratios"]
+
+
+def test_what_was_not_given_is_said(capsys: pytest.CaptureFixture[str]) -> None:
+    text = re.sub(r"\s+", " ", plan(capsys, *RATIO))
+    assert "taken as: --out-tokens 128, --out-cv 0, --instances 8, --tpot-slope 0, --goodput ttft:2000,tpot:50" in text
+    assert "--max-num-seqs 32" not in text
+    assert "taken as" in plan(capsys, *COMPARE)
 
 
 def test_what_is_unexplained_is_said(capsys: pytest.CaptureFixture[str]) -> None:

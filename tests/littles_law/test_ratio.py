@@ -129,3 +129,22 @@ def test_formulas_against_the_simulated_pools(qps: float, prefills: int) -> None
         seen += len(late)
     assert said.ttft_share == pytest.approx(met / seen, abs=0.03)
     assert said.prefill_wait_ms == pytest.approx(waits / seen, rel=0.25, abs=3)
+
+
+@pytest.mark.parametrize("routing", ["shared", "split"])
+@pytest.mark.parametrize(
+    ("qps", "prefills", "slope", "limit_ms"), [(11, 4, 0, 50), (11, 4, 1, 20), (11, 6, 1, 36), (12, 5, 1, 28)]
+)
+def test_one_answer_by_formula_and_by_simulation(
+    routing: str, qps: float, prefills: int, slope: float, limit_ms: float
+) -> None:
+    """The share within both SLOs, also where TPOT's limit cuts through the batches that streams join."""
+    of, slo = Site(PrefillCost(1 / 50), Tpot(10, slope), 64, routing=routing), Slo(2000, limit_ms)
+    workload = Workload(qps, (16_000.0,), 128)
+    said = attainment(workload, of, slo, prefills, 8 - prefills)
+    met = []
+    for seed in range(2):
+        pools = Pools(of, slo, 0.0)
+        pools.run(turning_jobs([workload], 700, of, seed), prefills, 8 - prefills)
+        met += [done.meets(slo) for done in pools.served if done.arrived_s > 100]
+    assert said.share == pytest.approx(sum(met) / len(met), abs=0.07 if slope else 0.04)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from pdbench.report.capacity.measured_probes import Key, Searched, searches
+from pdbench.report.capacity.probe import Probe
 from pdbench.report.capacity.search import Found, Step, found, is_deciding, next_step, only_overload
 from pdbench.report.cell import Measured
 
@@ -47,12 +48,23 @@ def capacity_document(plan: Mapping[str, Any], cells: Sequence[Measured]) -> dic
         return None
     found_all = outcomes(plan, cells)
     several = len({each.search.target for each in found_all}) > 1
+    limit_s, spent_s = float(plan["search"]["max_duration_s"]), sum(each.search.spent_s for each in found_all)
     return {
         "find": plan["search"]["find"],
         "max_duration_s": plan["search"]["max_duration_s"],
-        "spent_s": sum(each.search.spent_s for each in found_all),
+        "spent_s": spent_s,
+        "overrun": _overrun(spent_s, limit_s),
         "answers": [_answer(each, str(plan["search"]["find"]), several) for each in found_all],
     }
+
+
+def _overrun(spent_s: float, limit_s: float) -> str | None:
+    """In words, where the search took longer than it was given; a second or so more is the settling of a cell."""
+    if spent_s <= 1.02 * limit_s + 1:
+        return None
+    return (
+        f"It took {spent_s:,.0f} s, more than the {limit_s:,.0f} s of --max-duration: a probe is measured to its end."
+    )
 
 
 def _answer(outcome: Outcome, find: str, several: bool) -> dict[str, Any]:
@@ -149,9 +161,20 @@ def _nothing_held(outcome: Outcome, slos: str) -> str:
         for slo, value, ratio in zip(outcome.search.slos, lowest.values, lowest.ratios, strict=True)
         if ratio is not None and ratio > 1
     ]
+    below = [probe for probe in outcome.search.probes if probe.doubt and probe.rate < lowest.rate]
     even = "even when requests come nearly alone" if outcome.next == "lowest" else "at the lowest rate that was asked"
+    even = "at the lowest rate whose probe is evidence" if below else even
     what = "; ".join(missed) or "it does not keep up"
-    return f"{slos} fails {even}, at {_rate(lowest.rate)} req/s: {what}."
+    return f"{slos} fails {even}, at {_rate(lowest.rate)} req/s: {what}{_discarded(below)}."
+
+
+def _discarded(below: Sequence[Probe]) -> str:
+    """Lower rates were asked, and nobody knows whether they hold."""
+    if not below:
+        return ""
+    lowest = min(below, key=lambda probe: probe.rate)
+    are = "a probe says" if len(below) == 1 else f"{len(below)} probes say"
+    return f"; below, from {_rate(lowest.rate)} on, {are} nothing of the deployment ({lowest.doubt})"
 
 
 def _limit(outcome: Outcome) -> str:
@@ -179,7 +202,9 @@ def _rate(value: float | None) -> str:
 
 def capacity_said(document: Mapping[str, Any] | None) -> str:
     """All answers in their order; empty without a search."""
-    return " ".join(answer["said"] for answer in document["answers"]) if document else ""
+    if not document:
+        return ""
+    return " ".join([*(answer["said"] for answer in document["answers"]), *filter(None, [document.get("overrun")])])
 
 
 def is_unfinished(document: Mapping[str, Any] | None) -> bool:

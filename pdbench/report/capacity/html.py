@@ -21,7 +21,8 @@ ROOM = 1.4
 def search_section(summary: Summary, drawn: list[Figure]) -> list[Child]:
     """Everything that the searches found, the answers first."""
     found = answers(summary)
-    parts: list[Child] = [tag("ul", [tag("li", clean(answer["said"], 1000)) for answer in found], class_="cells")]
+    said = [answer["said"] for answer in found] + [text for text in [summary["capacity"].get("overrun")] if text]
+    parts: list[Child] = [tag("ul", [tag("li", clean(each, 1000)) for each in said], class_="cells")]
     figures = [
         _curve([answer for answer in found if answer["prompt_len"] == prompt_len], summary, place)
         for prompt_len in dict.fromkeys(answer["prompt_len"] for answer in found)

@@ -81,11 +81,13 @@ def _sides(runs: Sequence[Path], between: Texts) -> list[tuple[Side, Side]]:
 
 def _rules(gate: Texts, min_effect: str, sides: Sequence[tuple[Side, Side]]) -> Rules:
     """The false alarms of several comparisons share one budget."""
-    from pdbench.report.compare import transfers
+    from pdbench.report.compare import capacities, transfers
     from pdbench.report.compare.evidence import ALPHA
     from pdbench.report.compare.gate import GATED, Rules, gates_named
 
     transfer = transfers.is_transfer(sides[0][0].summary)
+    if gate and capacities.is_search(sides[0][0].summary):
+        raise UsageError("--gate names metrics of cells; two searches are compared by what they searched for.")
     named = gates_named(several(gate or [], "--gate", str), transfer)
     return Rules(named or (transfers.GATED if transfer else GATED), share(min_effect), ALPHA / len(sides))
 

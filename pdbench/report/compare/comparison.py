@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from pdbench.report.compare import transfers
+from pdbench.report.compare import capacities, transfers
 from pdbench.report.compare.explain import Part, Told, causes, differing_facts, parts_of_change
 from pdbench.report.compare.gate import WATCHED, Change, Rules, changes, validity_change
 from pdbench.report.compare.pairs import PairedCell, paired_cells
-from pdbench.report.compare.refusals import Refusal, refusals
+from pdbench.report.compare.refusals import Refusal, refusals, refusals_of_searches
 from pdbench.report.compare.sides import Side
 
 FAILED, PASSED, UNDECIDED, REFUSED, MEANINGLESS = "failed", "passed", "undecided", "refused", "meaningless"
@@ -47,12 +47,19 @@ class Comparison:
     def simulated(self) -> bool:
         return self.base.simulated or self.new.simulated
 
+    @property
+    def searched(self) -> bool:
+        """Whether the changes are of what two searches found, and not of repeats."""
+        return capacities.is_search(self.base.summary) and capacities.is_search(self.new.summary)
+
     def count(self, status: str) -> int:
         return sum(change.gate == status for _, change in self.gates)
 
 
 def compare(base: Side, new: Side, rules: Rules) -> Comparison:
     """Judge NEW against BASE. What forbids the comparison is in `refused`, and then nothing else is judged."""
+    if capacities.is_search(base.summary) and capacities.is_search(new.summary):
+        return _compare_searches(base, new, rules)
     paired, only = paired_cells(base, new)
     forbidden = refusals(base, new, paired, rules.gates)
     differs = tuple(differing_facts(base, new))
@@ -71,6 +78,19 @@ def compare(base: Side, new: Side, rules: Rules) -> Comparison:
             CellChange(cell, all_gates, tuple(seen), tuple(parts_of_change(cell)), tuple(causes(cell, base, new)))
         )
     return Comparison(base, new, rules, tuple(cells), tuple([*without, *only]), (), differs, status_of(cells))
+
+
+def _compare_searches(base: Side, new: Side, rules: Rules) -> Comparison:
+    """What was searched for is the one gate of each search."""
+    metric = capacities.metric_of(base)
+    rules = replace(rules, gates=(metric,))
+    paired, only = capacities.paired_answers(base, new)
+    differs = tuple(differing_facts(base, new))
+    if forbidden := refusals_of_searches(base, new, paired):
+        return Comparison(base, new, rules, (), tuple(only), tuple(forbidden), differs, REFUSED)
+    judged = capacities.changes(paired, metric, rules)
+    cells = [CellChange(cell, (change,), (), (), ()) for cell, change in zip(paired, judged, strict=True)]
+    return Comparison(base, new, rules, tuple(cells), tuple(only), (), differs, status_of(cells))
 
 
 def status_of(cells: Sequence[CellChange]) -> str:

@@ -54,7 +54,7 @@ _KEY = re.compile(
     r"(classes\.[^.]+\.)?((mean|median|p50|p90|p99)_(ttft|tpot|itl|e2el)_ms|(request|output|total_token)_throughput"
     r"|request_goodput)|waiting_mean|ttft_split_ms\.\w+|gb_s|(prep|make|post|move|total)_ms\.(p50|p99)"
 )
-HIGHER_IS_BETTER = ("throughput", "goodput", "gb_s")
+HIGHER_IS_BETTER = ("throughput", "goodput", "gb_s", "capacity", "knee")
 EFFECT = 0.05
 PAIRS_WORTH_PLANNING = 100  # beyond, what is asked for is another experiment
 VALIDITY = "validity"
@@ -209,13 +209,16 @@ def _judged(
     if not gated:
         return found
     loss, most = (-change, -low) if up else (change, high)  # for the worse; what the interval does not exclude
-    verdict = (
-        "failed" if evidence == "worse" and loss >= rules.effect else "passed" if most < rules.effect else "undecided"
-    )
+    verdict = verdict_of(evidence, loss, most, rules.effect)
     more = None
     if verdict == "undecided":
         more = _more_repeats(loss, most - loss, column.pairs, family, rules.effect)
     return replace(found, gate=verdict, more_repeats=more)
+
+
+def verdict_of(evidence: str, loss: float, most: float, effect: float) -> str:
+    """`loss`: the change for the worse; `most`: the largest that its interval does not exclude."""
+    return "failed" if evidence == "worse" and loss >= effect else "passed" if most < effect else "undecided"
 
 
 def _more_repeats(loss: float, reach: float, pairs: int, family: int, effect: float) -> int | None:

@@ -42,16 +42,8 @@ class Refusal:
 
 def refusals(base: Side, new: Side, cells: Sequence[PairedCell], gates: Sequence[str]) -> list[Refusal]:
     """Everything that forbids comparing these two; empty where nothing does."""
-    if is_transfer(base.summary) != is_transfer(new.summary):
-        moved, load = (base, new) if is_transfer(base.summary) else (new, base)
-        why = f"{moved.role} is a run of probe-transfer, {load.role} one of sweep: they measure different things."
-        return [Refusal(why, "Compare transfers with transfers, sweeps with sweeps.")]
-    if base.simulated != new.simulated:
-        real, bed = (new, base) if base.simulated else (base, new)
-        why = (
-            f"{bed.role} is SIMULATED and {real.role} is a real deployment: the testbed's figures are no one's hardware"
-        )
-        return [Refusal(f"{why}.", "Compare simulated runs with simulated ones, real ones with real ones.")]
+    if unlike := _of_two_kinds(base, new):
+        return [unlike]
     found = [*_plans(base, new), *_definitions(base, new)]
     if not cells:
         return found or [_no_common_cell(base, new)]
@@ -72,14 +64,47 @@ def refusals(base: Side, new: Side, cells: Sequence[PairedCell], gates: Sequence
     return found
 
 
+def refusals_of_searches(base: Side, new: Side, cells: Sequence[PairedCell]) -> list[Refusal]:
+    """The same of two searches. Their seeds may differ: each interval holds what arrivals do."""
+    if unlike := _of_two_kinds(base, new):
+        return [unlike]
+    found = [*_plans(base, new), *_definitions(base, new)]
+    if cells or found:
+        return found
+    told = [", ".join(f"{length:,}" for length in _prompt_lens(side)) or "none" for side in (base, new)]
+    why = f"no search in common: prompt tokens {told[0]} in {base.role}, {told[1]} in {new.role}, or other outputs."
+    return [Refusal(why, f"Measure {new.role} with the command of {base.role}.")]
+
+
+def _prompt_lens(side: Side) -> list[int]:
+    return sorted({int(answer["prompt_len"]) for answer in side.summary["capacity"]["answers"]})
+
+
+def _of_two_kinds(base: Side, new: Side) -> Refusal | None:
+    """Transfers against loads, searches against given rates, simulated against real."""
+    if is_transfer(base.summary) != is_transfer(new.summary):
+        moved, load = (base, new) if is_transfer(base.summary) else (new, base)
+        why = f"{moved.role} is a run of probe-transfer, {load.role} one of sweep: they measure different things."
+        return Refusal(why, "Compare transfers with transfers, sweeps with sweeps.")
+    if bool(base.summary.get("capacity")) != bool(new.summary.get("capacity")):
+        search, given = (base, new) if base.summary.get("capacity") else (new, base)
+        why = f"{search.role} searched for a rate, {given.role} was asked given ones: they answer different questions."
+        return Refusal(why, "Compare searches with searches: pdbench sweep --find-capacity --slo ...")
+    if base.simulated != new.simulated:
+        real, bed = (new, base) if base.simulated else (base, new)
+        why = (
+            f"{bed.role} is SIMULATED and {real.role} is a real deployment: the testbed's figures are no one's hardware"
+        )
+        return Refusal(f"{why}.", "Compare simulated runs with simulated ones, real ones with real ones.")
+    return None
+
+
 def _plans(base: Side, new: Side) -> Iterator[Refusal]:
     """What was asked of the servers differs. Transfers say it in each cell."""
     if is_transfer(base.summary):
         return
     differing = [
-        key
-        for key in base.plan
-        if key in new.plan and key not in HARMLESS and (base.plan[key] or None) != (new.plan[key] or None)
+        key for key in base.plan if key in new.plan and key not in HARMLESS and _asked(base, key) != _asked(new, key)
     ]
     if differing:
         said = "; ".join(_differs(key, base, new) for key in differing)
@@ -90,15 +115,32 @@ def _plans(base: Side, new: Side) -> Iterator[Refusal]:
             f"the two were not asked the same: {said}.",
             f"Measure {new.role} as {base.role} was{': ' + flags if flags else ''}.",
         )
+    elif base.summary.get("capacity"):
+        return
     elif base.plan.get("seed") is not None and base.plan.get("seed") != new.plan.get("seed", base.plan["seed"]):
         yield _seeds(base, new)
 
 
+def _asked(side: Side, key: str) -> Any:
+    """How long a search may take changes how sure it is, and not what it looks for."""
+    value = side.plan[key] or None
+    return {k: v for k, v in value.items() if k != "max_duration_s"} if key == "search" and value else value
+
+
 def _differs(key: str, base: Side, new: Side) -> str:
     if key == "search":
-        return "each searched for something else (--slo or --max-duration), and chose its rates by that"
+        return f"{_sought(base.plan[key])} in {base.role}, {_sought(new.plan[key])} in {new.role}"
     values = f"{key} {_shown(base.plan[key])} in {base.role}, {_shown(new.plan[key])} in {new.role}"
     return f"{values} ({WHY[key]})" if key in WHY else values
+
+
+def _sought(search: Mapping[str, Any]) -> str:
+    """`--find-capacity --slo ttft:p99:500ms`."""
+    slos = [
+        f"--slo {slo.get('metric')}:{slo.get('statistic') or ''}:{slo.get('limit'):g}"
+        for slo in search.get("slos") or []
+    ]
+    return clean(" ".join([f"--find-{search.get('find')}", *slos]), 200)
 
 
 def _seeds(base: Side, new: Side) -> Refusal:

@@ -29,6 +29,8 @@ _NAMES = {
     "waiting_mean": ("waiting", "requests"),
     VALIDITY: ("validity", "void"),
     "gb_s": ("bandwidth", "GB/s"),
+    "capacity": ("capacity", "req/s"),
+    "knee": ("knee", "req/s"),
 }
 NAMED_GATES = 3
 TELLING_PART = 0.1  # of the change of TTFT: a part that moved the other way and is worth a word
@@ -81,6 +83,8 @@ def change_sentence(change: Change) -> str:
     """`mean TTFT 160 -> 182 ms, +13% (+9.1% to +17%)`."""
     if change.metric == VALIDITY:
         return change.note
+    if change.base is None or change.new is None:
+        return f"{metric_name(change.metric)}: {change.note}"
     said = f"{metric_name(change.metric)} {number(change.base)} -> {number(change.new)} {unit(change.metric)}".rstrip()
     return f"{said}, {signed(change.change)}{f' ({span(change)})' if span(change) else ''}"
 
@@ -181,7 +185,11 @@ def _undecided(comparison: Comparison) -> str:
         known = [change.more_repeats for _, change in open_gates if change.more_repeats is not None]
         if known:
             said.append(f"the widest needs {wording.counted(max(known), 'more repeat')}")
-        if hopeless := len(open_gates) - len(known):
+        if comparison.searched:
+            cell, change = open_gates[0]
+            said.append(f"{cell.cell.name}: {change_sentence(change)}")
+            said += [change.note] if change.change is not None else []
+        elif hopeless := len(open_gates) - len(known):
             said.append(f"for {hopeless} no sensible number of repeats would do")
     if lost := [cell for cell in comparison.cells if not cell.cell.pairs and cell.cell.void_base < cell.cell.planned]:
         where = f"{lost[0].cell.name}: {lost[0].cell.why_not}"
@@ -191,7 +199,7 @@ def _undecided(comparison: Comparison) -> str:
 
 def why_undecided(change: Change) -> str:
     """What an undecided gate lacks."""
-    if change.evidence == "not measured":
+    if change.evidence == "not measured" or change.note:
         return change.note
     if change.more_repeats is not None:
         return f"needs {wording.counted(change.more_repeats, 'more repeat')}"
@@ -206,6 +214,8 @@ def next_step(comparison: Comparison) -> str:
     """What to type or do next; empty where nothing is left to do."""
     if comparison.refused:
         return comparison.refused[0].next_step
+    if comparison.status == UNDECIDED and comparison.searched:
+        return "Give the wider search more time: pdbench sweep --resume RUN --max-duration 2h; then compare again."
     more = [change.more_repeats for _, change in comparison.gates if change.gate == UNDECIDED and change.more_repeats]
     if comparison.status == UNDECIDED and more:
         have = min((cell.cell.planned for cell in comparison.cells), default=0)
@@ -237,7 +247,9 @@ def _sessions(comparison: Comparison) -> Iterator[str]:
     turns = "Two targets in one sweep (--target a=... --target b=...) take turns."
     if apart := measured_apart(comparison.base, comparison.new):
         yield f"measured {apart} apart: whatever else changed in between counts as a change too. {turns}"
-    if comparison.status == FAILED and comparison.base.path != comparison.new.path:
+    if comparison.status == FAILED and comparison.base.path != comparison.new.path and comparison.searched:
+        yield f"two runs are two sessions, whose own speeds no interval knows. Confirm it before you act. {turns}"
+    elif comparison.status == FAILED and comparison.base.path != comparison.new.path:
         yield (
             "two runs are two sessions, whose own speeds no interval knows: where those differ by 1%, 5 to 9% of "
             f"comparisons fail with nothing changed. Confirm it before you act. {turns}"
@@ -256,6 +268,10 @@ def level(comparison: Comparison) -> str:
 
 def method(comparison: Comparison) -> str:
     """How it was decided, in one sentence."""
+    if comparison.searched:
+        count = wording.counted(len(comparison.gates), "change")
+        told = f"{level(comparison)} interval for all {count} together, from the two searches' own intervals"
+        return f"{told}; gate at {comparison.rules.effect:.0%}"
     pairs = [change.pairs for _, change in comparison.gates if change.low is not None]
     if not pairs:
         return ""
