@@ -29,6 +29,7 @@ HISTORY = 40  # gauges in the sparkline
 BARS = "▁▂▃▄▅▆▇█"
 PLAIN_BARS = "_.-=+*#@"
 LABEL_WIDTH = 9
+STUCK_S = 30.0  # without an answer while some are due
 LONGEST_LOAD = 30  # characters; more classes are counted, not named
 
 
@@ -42,8 +43,11 @@ class Seen:
         self.tpot_ms: list[float] = []
         self.waiting: deque[float] = deque(maxlen=HISTORY)
         self.waiting_max: float | None = None
+        self.newest_s = 0.0
+        self.stuck = False
 
     def row(self, row: RequestRow) -> None:
+        self.newest_s = time.monotonic()
         if row.status != "ok":
             self.failed += 1
             return
@@ -128,7 +132,18 @@ class Live:
             # As in the report, the maximum is over the time of sending, where the plan says how long that is.
             if not (ends := self.expected_s[self.turn]) or time.monotonic() - self.cell_started_s <= ends:
                 self.seen.waiting_max = max(waiting, self.seen.waiting_max or 0)
+        self._say_if_stuck(time.monotonic())
         self._news.set()
+
+    def _say_if_stuck(self, now_s: float) -> None:
+        """Once a cell: nothing is sent any more, and the answers that are due do not come."""
+        seen, ends = self.seen, self.expected_s[self.turn]
+        if ends is None or seen.stuck or self.turn in self.took_s:
+            return
+        if now_s - max(seen.newest_s, self.cell_started_s + ends) > STUCK_S:
+            seen.stuck = True
+            given_up = f"each is given up {self.plan.timeout_s:g} s after it was sent (--timeout)"
+            self._line(f"no answer for {STUCK_S:.0f} s and some are due: {given_up}; Ctrl-C keeps what is there")
 
     def cell_ended(self, cell: Cell, repeat: int) -> None:
         self.took_s[self.turn] = time.monotonic() - self.cell_started_s

@@ -20,6 +20,7 @@ Run = Callable[..., Ended]
 RECIPE = Path(__file__).parents[2] / "recipes" / "vllm-cpu"
 VLLM = Path(os.environ.get("PDBENCH_WORK", RECIPE.parents[1] / ".work")) / "vllm-cpu"
 LOAD = ["--rates", "1,8", "--prompt-lens", "256,1024", "--output-len", "48", "--duration", "20s", "--out", "run"]
+LOAD += ["--timeout", "120s"]  # a pushed request whose lease expired on prefill is waited for by decode for ever
 
 pytestmark = pytest.mark.vllm
 

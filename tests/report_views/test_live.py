@@ -116,6 +116,27 @@ def test_what_waits_after_the_last_send_does_not_count():
     assert "waiting <= 3\n" in file.getvalue()
 
 
+def test_answers_that_do_not_come_are_said_once():
+    """A decode that waits for KV which prefill has given up would else look like a sweep that hangs."""
+    plan = plan_of(timeout_s=600.0)
+    view, file = live(plan)
+    with view:
+        view.cell_started(plan.cells[1], 0, None)
+        view.cell_started_s -= 60 + 29
+        view.gauges(SERVERS)
+        assert "no answer" not in file.getvalue()
+        view.row(row(1))
+        view.cell_started_s -= 31  # the last answer is no older for that
+        view.gauges(SERVERS)
+        assert "no answer" not in file.getvalue()
+        view.seen.newest_s -= 31
+        view.gauges(SERVERS)
+        view.gauges(SERVERS)
+        view.cell_ended(plan.cells[1], 0)
+    said = file.getvalue()
+    assert said.count("no answer for 30 s and some are due") == 1 and "600 s after it was sent (--timeout)" in said
+
+
 def test_the_picture_says_where_it_stands():
     plan = plan_of(repeats=2)
     view, _ = live(plan)
