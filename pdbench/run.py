@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from pdbench import tables
 from pdbench.errors import StorageError, UsageError
+from pdbench.tables import Columns
 
 if TYPE_CHECKING:
     import pandas
@@ -86,8 +87,7 @@ def request_record(row: RequestRow) -> dict[str, Any]:
 
 
 def _schemas() -> dict[str, pyarrow.Schema]:
-    import pyarrow as pa
-
+    pa = tables.arrow()
     kinds = {"int": pa.int64(), "float": pa.float64(), "str": pa.string()}
     annotations: Mapping[str, str] = RequestRow.__annotations__
     requests = pa.schema([(COLUMN_OF_FIELD.get(n, n), kinds[a.split(" ")[0]]) for n, a in annotations.items()])
@@ -99,10 +99,8 @@ def _schemas() -> dict[str, pyarrow.Schema]:
 
 
 def _schema(table: str, columns: Sequence[str] | None) -> pyarrow.Schema:
-    import pyarrow as pa
-
     whole = _schemas()[table]
-    return whole if columns is None else pa.schema([whole.field(name) for name in columns])
+    return whole if columns is None else tables.arrow().schema([whole.field(name) for name in columns])
 
 
 @contextmanager
@@ -244,9 +242,9 @@ class Run:
 
     def discard(self, cell: int, repeat: int) -> None:
         """Forget what an interrupted cell left, before it is measured again."""
-        import pyarrow as pa
         import pyarrow.compute as pc
 
+        pa = tables.arrow()
         ids: list[Any] = []
         for table in TABLES:
             for live in self.live_paths(table, cell, repeat):
@@ -279,14 +277,22 @@ class Run:
 
     def table(self, name: str, columns: Sequence[str] | None = None) -> pandas.DataFrame:
         """One of the three tables as a frame, or some columns of it, from whatever the directory holds."""
-        import pyarrow as pa
-
+        pa = tables.arrow()
         whole = pa.concat_tables([_schema(name, columns).empty_table(), *self.pieces(name, columns)])
         # Column by column, each freed when it has been taken over.
         frame: pandas.DataFrame = whole.to_pandas(split_blocks=True, self_destruct=True)
         del whole
         pa.default_memory_pool().release_unused()
         return frame
+
+    def columns(self, name: str, columns: Sequence[str] | None = None) -> Columns:
+        """The same as arrays, for which nobody waits for pandas."""
+        return tables.columns(self.pieces(name, columns), _schema(name, columns))
+
+    def ids(self) -> pyarrow.ChunkedArray:
+        """The ids of all requests, in the order of the other columns."""
+        schema = _schema("requests", ("request_id",))
+        return tables.arrow().concat_tables([schema.empty_table(), *self.pieces("requests", schema.names)])[0]
 
     def pieces(self, table: str, columns: Sequence[str] | None = None) -> Iterator[pyarrow.Table]:
         """A table as far as the directory holds it, in pieces: whole, parts and JSON lines."""
@@ -313,9 +319,7 @@ def _boot_id() -> str | None:
 
 
 def _from_lines(table: str, file: Path) -> Iterator[pyarrow.Table]:
-    import pyarrow as pa
-
-    as_table = _metrics_table if table == "metrics" else pa.Table.from_pylist
+    as_table = _metrics_table if table == "metrics" else tables.arrow().Table.from_pylist
     return tables.from_lines(file, _schemas()[table], as_table)
 
 
@@ -331,8 +335,7 @@ def metric_rows(scrape: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
 
 def _metrics_table(scrapes: list[dict[str, Any]], schema: pyarrow.Schema) -> pyarrow.Table:
     """The rows of many scrapes, column by column: they are too many for a dict each."""
-    import pyarrow as pa
-
+    pa = tables.arrow()
     rows = [row for scrape in scrapes for row in scrape["rows"]]
     columns: dict[str, Any] = dict(zip(METRIC_COLUMNS, zip(*rows, strict=True), strict=True)) if rows else {}
     for name in ("t", "target", "server", "role"):

@@ -4,22 +4,107 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import functools
 import json
+import sys
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pdbench.errors import UsageError
 
 if TYPE_CHECKING:
+    import numpy as np
     import pyarrow
+    from numpy.typing import NDArray
 
 BATCH_NBYTES = 8 << 20  # of JSON lines that become one piece, which is a row group of the Parquet file
 BATCH_ROWS = 8192  # of a Parquet file that are read at a time
 WRITER_PATIENCE_S = 10.0
 
 Records = list[dict[str, Any]]
+
+
+class _WithoutPandas:
+    """Among the finders of modules: pandas is not found."""
+
+    def find_spec(self, name: str, path: Any = None, target: Any = None) -> None:
+        if name == "pandas":
+            raise ImportError(name=name)
+
+
+@functools.cache
+def arrow() -> Any:
+    """pyarrow, without the pandas that it imports at its first array, in order to know a Series when it sees one.
+
+    That takes half a second and 40 MB. It looks for it once; who asks for a frame gets one all the same.
+    """
+    import pyarrow
+
+    finder = _WithoutPandas()
+    sys.meta_path.insert(0, finder)
+    try:
+        pyarrow.array([])
+    finally:
+        sys.meta_path.remove(finder)
+    return pyarrow
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Texts:
+    """A column of texts that repeat: `words[codes]`. The last word is None, for where there is no text."""
+
+    words: NDArray[np.object_]
+    codes: NDArray[np.int32]
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> NDArray[Any]:
+        found: NDArray[Any] = self.words.astype(dtype or object)[self.codes]
+        return found
+
+    def __getitem__(self, places: Any) -> Texts:
+        return Texts(self.words, self.codes[places])
+
+    def are(self, *words: str | None) -> NDArray[np.bool_]:
+        """Where the text is one of these."""
+        import numpy as np
+
+        found: NDArray[np.bool_] = np.array([word in words for word in self.words])[self.codes]
+        return found
+
+
+Columns = Mapping[str, Any]  # of a table: numbers as float64, NaN where there is none; Texts
+
+
+def columns(pieces: Iterable[pyarrow.Table], schema: pyarrow.Schema) -> Columns:
+    """A table as arrays. A column of which nothing is known takes no memory."""
+    import numpy as np
+
+    pa = arrow()
+    whole = pa.concat_tables([schema.empty_table(), *pieces])
+    found: dict[str, Any] = {}
+    for name in schema.names:
+        column = whole.column(name)
+        whole = whole.drop_columns([name])  # each is freed when it has been taken over
+        if not pa.types.is_floating(column.type) and not pa.types.is_integer(column.type):
+            found[name] = _texts(column)
+        elif column.null_count == len(column):
+            found[name] = np.broadcast_to(np.nan, len(column))
+        else:
+            found[name] = column.cast(pa.float64(), safe=False).to_numpy()
+    return found
+
+
+def _texts(column: pyarrow.ChunkedArray) -> Texts:
+    import numpy as np
+
+    pa = arrow()
+    coded = column if pa.types.is_dictionary(column.type) else column.dictionary_encode()
+    chunks = coded.unify_dictionaries().chunks
+    words = np.array([*(chunks[-1].dictionary.to_pylist() if chunks else ()), None], object)
+    codes = [chunk.indices.fill_null(-1).to_numpy(zero_copy_only=False) for chunk in chunks]
+    return Texts(words, np.concatenate(codes).astype(np.int32, copy=False) if codes else np.empty(0, np.int32))
 
 
 def lines(path: Path) -> Iterator[Records]:
@@ -46,9 +131,9 @@ def from_lines(
 
 def from_parquet(path: Path, schema: pyarrow.Schema) -> Iterator[pyarrow.Table]:
     """The pieces of a Parquet file, these columns of it. Older files may lack one."""
-    import pyarrow as pa
     import pyarrow.parquet as pq
 
+    pa = arrow()
     try:
         with pq.ParquetFile(path, pre_buffer=False) as file:  # or it keeps all that it has read
             known = [name for name in schema.names if name in file.schema_arrow.names]

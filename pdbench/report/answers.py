@@ -11,17 +11,15 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from pdbench.report.clustered import gap_sizes
-from pdbench.report.events import Events, Gaps, Ints, joined, of_offsets
+from pdbench.report.events import Events, Gaps, Ints, joined
 from pdbench.report.statistics import Floats, needed_for, percentile, quantile_interval
-
-if TYPE_CHECKING:
-    import pandas
+from pdbench.tables import Columns
 
 QUANTILES = {"p50": 0.5, "p90": 0.9, "p99": 0.99}
 FIRST_SHARE = 0.1  # of the requests: the first ones, whose answers tell how long one takes before a backlog
@@ -123,11 +121,6 @@ class Answers:
 _ARRAYS = tuple(name for name in Answers.__slots__ if name != "events")
 
 
-def read_answers(requests: pandas.DataFrame, chunks: Mapping[str, Floats]) -> Answers:
-    """The requests of one cell and repeat. `chunks` maps a request id to the arrival offsets of its output."""
-    return answers_of(requests, of_offsets(requests["request_id"].tolist(), chunks))
-
-
 _COLUMN_OF = {
     "intended": "intended_s",
     "sent": "sent_s",
@@ -141,7 +134,7 @@ _COLUMN_OF = {
     **{name: name for name in ("prompt_len", "output_len", "shared_len", "session", "turn", "chunks")},
     **{name: name for name in ("prompt_tokens", "output_tokens", "cached_tokens", "reasoning_tokens")},
 }
-COLUMNS = ("cell", "repeat", "request_id", "index", "status", "class", *_COLUMN_OF.values())  # of requests.parquet
+COLUMNS = ("cell", "repeat", "index", "status", "class", *_COLUMN_OF.values())  # of requests.parquet
 
 
 def _unknown(n: int) -> Floats:
@@ -153,23 +146,14 @@ def _some(column: NDArray[Any], places: Ints) -> NDArray[Any]:
     return _unknown(len(places)) if column.strides == (0,) else column[places]
 
 
-def answers_of(requests: pandas.DataFrame, events: Events) -> Answers:
-    """The requests of one cell and repeat, with their events in the order of the rows."""
-    index, intended = (requests[name].to_numpy(dtype=float, na_value=np.nan) for name in ("index", "intended_s"))
-    order = np.lexsort((index, intended))
-
-    def column(name: str) -> Floats:
-        values = requests.get(name)
-        if values is None or values.isna().all():
-            return _unknown(len(requests))
-        known: Floats = values.to_numpy(dtype=float, na_value=np.nan)[order]
-        return known
-
+def answers_of(requests: Columns, events: Events, places: Ints) -> Answers:
+    """The requests at these places of a table and of its events: those of one cell and repeat."""
+    places = places[np.lexsort((requests["index"][places], requests["intended_s"][places]))]
     return Answers(
-        status=requests["status"].to_numpy(dtype=str)[order],
-        request_class=requests["class"].to_numpy(dtype=str)[order],
-        events=events.chosen(order),
-        **{field: column(name) for field, name in _COLUMN_OF.items()},
+        status=np.asarray(requests["status"][places], str),
+        request_class=np.asarray(requests["class"][places], str),
+        events=events.chosen(places),
+        **{field: _some(requests[name], places) for field, name in _COLUMN_OF.items()},
     )
 
 

@@ -5,10 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import plotly.graph_objects as go
-
 from pdbench.report import wording
-from pdbench.report.figures import Figure, Group, document, group_name, groups, load_axis
+from pdbench.report.figures import Figure, Group, document, group_name, groups, load_axis, scatter
 from pdbench.report.wording import CellSummary, counted, is_unsound, load, short, verdict_mark
 
 MAX_GROUPS = 6
@@ -34,7 +32,7 @@ def _slots(group: Group, cells: Sequence[CellSummary], among: Sequence[Group]) -
     traces = [line] if line is not None else []
     traces += _points(cells, "needed", "needed", "var(--line-1)", "circle")
     traces += _points(cells, "held", "held", "var(--line-0)", "square")
-    highest = max([available or 0.0, *(float(y) for trace in traces for y in trace.y)])
+    highest = max([available or 0.0, *(float(y) for trace in traces for y in trace["y"])])
     layout: dict[str, Any] = {
         "xaxis": load_axis(cells),
         "yaxis": {"title": {"text": "decode slots"}, "rangemode": "tozero", "range": [0, highest * 1.15 or 1.0]},
@@ -60,7 +58,7 @@ def _littles_line(cells: Sequence[CellSummary]) -> Any | None:
         return None
     slope = _slot(sound[0], "needed") / load(sound[0])  # type: ignore[operator]
     furthest = max(load(cell) or 0.0 for cell in cells)
-    return go.Scatter(
+    return scatter(
         x=[0.0, furthest],
         y=[0.0, furthest * slope],
         name="Little's line",
@@ -78,7 +76,7 @@ def _points(cells: Sequence[CellSummary], key: str, name: str, colour: str, symb
     symbols = [symbol + "-open" * is_unsound(cell) for cell, _ in known]
     said = [f" ({verdict_mark(cell)})" if is_unsound(cell) else "" for cell, _ in known]
     return [
-        go.Scatter(
+        scatter(
             x=[load(cell) for cell, _ in known],
             y=[value for _, value in known],
             name=name,
@@ -99,11 +97,11 @@ def _rates(group: Group, cells: Sequence[CellSummary], among: Sequence[Group], s
     good = _points(cells, "request_goodput", "good", "var(--line-2)", "diamond")
     traces = [*got, *good]
     furthest = max(load(cell) or 0.0 for cell in cells)
-    highest = max(float(y) for trace in traces for y in trace.y)
+    highest = max(float(y) for trace in traces for y in trace["y"])
     if wording.loop(cells[0]) == "open":
         line = {"color": "var(--muted)", "width": 1.5, "dash": "dash"}
         traces.insert(
-            0, go.Scatter(x=[0, furthest], y=[0, furthest], name="asked", mode="lines", line=line, hoverinfo="skip")
+            0, scatter(x=[0, furthest], y=[0, furthest], name="asked", mode="lines", line=line, hoverinfo="skip")
         )
         highest = max(highest, furthest)
     yaxis = {"title": {"text": "requests/s"}, "rangemode": "tozero", "range": [0, highest * 1.15 or 1.0]}

@@ -87,13 +87,15 @@ def conclude(run: Run) -> dict[str, Any]:
 
     from pdbench.report.compare.between import between_targets, leading
     from pdbench.report.html import render_html
+    from pdbench.report.material import material
     from pdbench.report.summary import summarise
 
-    summary = summarise(run)
+    read = material(run)
+    summary = summarise(run, read)
     if (difference := between_targets(summary, run.path)) is not None:
         summary = leading(summary, difference)
     run.write_json("summary.json", summary)
-    run.write_text("report.html", render_html(summary, run))
+    run.write_text("report.html", render_html(summary, run, read))
     return summary
 
 

@@ -15,8 +15,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pdbench.report.statistics import Floats
+from pdbench.tables import arrow
 
 if TYPE_CHECKING:
+    import pyarrow
+
     from pdbench.run import Run
 
 EXACT_UP_TO = 5_000_000  # gaps; more of them have 4 bytes each, which is 60 ns in a second
@@ -129,12 +132,10 @@ def of_offsets(ids: Sequence[str], offsets: Mapping[str, Floats]) -> Events:
     return Events(np.concatenate([np.empty(0), *gaps]), np.cumsum(count) - count, count, first)
 
 
-def of_run(run: Run, ids: Sequence[str]) -> Events:
-    """The events of these requests, from the run's chunks."""
-    import pyarrow as pa
+def of_run(run: Run, known: pyarrow.ChunkedArray) -> Events:
+    """The events of the requests with these ids, from the run's chunks."""
     import pyarrow.compute as pc
 
-    known = pa.array(ids, pa.string())
     start, count = np.zeros(len(known), np.int64), np.zeros(len(known), np.int64)
     first = np.full(len(known), np.nan)
     kept: Gaps = np.empty(0)
@@ -152,7 +153,7 @@ def of_run(run: Run, ids: Sequence[str]) -> Events:
             kept = kept.astype(np.float32, copy=False)
         kept.resize(total + len(gaps), refcheck=False)  # in place: twice as much would be too much
         kept[total:] = gaps
-    pa.default_memory_pool().release_unused()
+    arrow().default_memory_pool().release_unused()
     return Events(kept, start, count, first)
 
 

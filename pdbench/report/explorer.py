@@ -10,18 +10,18 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import plotly.graph_objects as go
 
 from pdbench.report.events import Events, Gaps, Ints
-from pdbench.report.figures import Figure, document, slo_line
+from pdbench.report.figures import Figure, document, scatter, slo_line
 from pdbench.report.markup import Child, Markup, script_json, tag
 from pdbench.report.page import part, placed
 from pdbench.report.series import Floats
 from pdbench.report.split_figures import cell_name
 from pdbench.report.wording import CellSummary, clean, counted
+from pdbench.tables import Columns, Texts
 
 if TYPE_CHECKING:
-    import pandas
+    import pyarrow
 
 MAX_REQUESTS = 1500
 LEAST_A_CELL = 15
@@ -37,20 +37,20 @@ STAMPS = (
 
 
 _TEXTS = ("status", "class", "finish_reason", "error_kind", "error")
-COLUMNS = ("cell", "request_id", "intended_s", *STAMPS, *NUMBERS, *_TEXTS)  # of requests.parquet
+COLUMNS = ("cell", "intended_s", *STAMPS, *NUMBERS, *_TEXTS)  # of requests.parquet
 
 
 def explorer(
-    cells: Sequence[CellSummary], requests: pandas.DataFrame, events: Events, slo_ms: float | None
+    cells: Sequence[CellSummary], requests: Columns, ids: pyarrow.ChunkedArray, events: Events, slo_ms: float | None
 ) -> tuple[Figure, Markup] | None:
     """The scatter of TTFT against send time, and the data that its script fills it with; `None` without requests."""
     several = len({cell.get("target") for cell in cells}) > 1
-    of_cell = {cell: np.flatnonzero(requests["cell"] == cell) for cell in requests["cell"].unique()}
-    known = [cell for cell in cells if cell.get("cell") in of_cell]
+    of_cell = [(cell, np.flatnonzero(requests["cell"] == cell.get("cell", -1))) for cell in cells]
+    known = [(cell, places) for cell, places in of_cell if len(places)]
     if not known:
         return None
     share = max(LEAST_A_CELL, MAX_REQUESTS // len(known))
-    shown = [_shown(cell, requests, of_cell[cell["cell"]], events, share, several) for cell in known]
+    shown = [_shown(cell, requests, ids, places, events, share, several) for cell, places in known]
     return _figure(slo_ms), tag("script", script_json(shown), type="application/json", id="requests")
 
 
@@ -77,7 +77,7 @@ def section_of(found: tuple[Figure, Markup], drawn: list[Figure]) -> list[Child]
 def _figure(slo_ms: float | None) -> Figure:
     """The scatter without its points, which depend on the cell that is picked."""
     bands = [
-        go.Scatter(name=name, mode="lines", line={"color": "var(--muted)", "width": 1, "dash": dash}, hoverinfo="skip")
+        scatter(name=name, mode="lines", line={"color": "var(--muted)", "width": 1, "dash": dash}, hoverinfo="skip")
         for name, dash in (("median of all", "solid"), ("longest of all", "dot"))
     ]
     answered = {"size": 6, "color": "var(--line-0)", "opacity": 0.75}
@@ -86,9 +86,9 @@ def _figure(slo_ms: float | None) -> Figure:
     hover = "sent at %{x:.2f} s<br>TTFT %{y:,.1f} ms<extra></extra>"
     traces = [
         *bands,
-        go.Scatter(name="answered", mode="markers", marker=answered, hovertemplate=hover),
-        go.Scatter(name="no first token", mode="markers", marker=unanswered, hovertemplate="%{text}<extra></extra>"),
-        go.Scatter(name="picked", mode="markers", marker=ring, hoverinfo="skip", showlegend=False),
+        scatter(name="answered", mode="markers", marker=answered, hovertemplate=hover),
+        scatter(name="no first token", mode="markers", marker=unanswered, hovertemplate="%{text}<extra></extra>"),
+        scatter(name="picked", mode="markers", marker=ring, hoverinfo="skip", showlegend=False),
     ]
     shapes = [slo_line(slo_ms, "TTFT")] if slo_ms else []
     made = document(
@@ -107,11 +107,16 @@ def _figure(slo_ms: float | None) -> Figure:
 
 
 def _shown(
-    cell: CellSummary, requests: pandas.DataFrame, places: Ints, events: Events, share: int, several: bool
+    cell: CellSummary,
+    requests: Columns,
+    ids: pyarrow.ChunkedArray,
+    places: Ints,
+    events: Events,
+    share: int,
+    several: bool,
 ) -> dict[str, Any]:
-    def column(name: str) -> Floats:
-        values: Floats = requests[name].to_numpy(float, na_value=np.nan)[places]
-        return values
+    def column(name: str) -> Any:
+        return requests[name][places]
 
     places = places[np.lexsort((column("index"), column("intended_s"), column("repeat")))]
     intended, repeat = column("intended_s"), column("repeat")
@@ -119,24 +124,22 @@ def _shown(
     # Sorted by repeat, then by time: each repeat's first one is its earliest.
     since_s = intended - intended[np.searchsorted(repeat, repeat)]
     keep = kept(ttft_ms, share)
-    some = requests.iloc[places[keep]]
-    stamps = {
-        name.removesuffix("_s"): _ms(some[name].to_numpy(float, na_value=np.nan) - intended[keep]) for name in STAMPS
-    }
-    ids = [str(name) for name in some["request_id"]]
-    prefix = _common_start(ids)
-    gaps = [_longest_gap(events.gaps(place)) for place in places[keep]]
+    whole, places = len(places), places[keep]
+    stamps = {name.removesuffix("_s"): _ms(column(name) - intended[keep]) for name in STAMPS}
+    names = [str(ids[place]) for place in places.tolist()]
+    prefix = _common_start(names)
+    gaps = [_longest_gap(events.gaps(place)) for place in places]
     return {
         "name": clean(cell_name(cell, several), 160),
-        "of": counted(len(places), "request"),
-        "all": len(keep) == len(places),
-        "band": None if len(keep) == len(places) else _band(since_s, ttft_ms),
+        "of": counted(whole, "request"),
+        "all": len(keep) == whole,
+        "band": None if len(keep) == whole else _band(since_s, ttft_ms),
         "prefix": clean(prefix, 80),
-        "id": None if _numbered(ids, prefix, some["index"]) else [clean(name[len(prefix) :], 80) for name in ids],
+        "id": None if _numbered(names, prefix, column("index")) else [clean(name[len(prefix) :], 80) for name in names],
         "at": [float(f"{value:.6g}") for value in since_s[keep]],
         **{name: _column(values) for name, values in stamps.items()},
-        **{name: _column(_known(some[name])) for name in NUMBERS},
-        **{name: _column(_texts(some[name])) for name in _TEXTS},
+        **{name: _column(_known(column(name))) for name in NUMBERS},
+        **{name: _column(_texts(column(name))) for name in _TEXTS},
         "gap": _column([gap for gap, _ in gaps]),
         "gap_before": _column([place for _, place in gaps]),
     }
@@ -177,9 +180,9 @@ def _longest_gap(gaps: Gaps) -> tuple[float | None, int | None]:
     return float(f"{gaps[place] * 1000:.5g}"), place + 2
 
 
-def _numbered(ids: Sequence[str], prefix: str, index: pandas.Series[Any]) -> bool:
+def _numbered(ids: Sequence[str], prefix: str, index: Floats) -> bool:
     """Whether each id is the common start and the request's place in the schedule, so that it need not be written."""
-    return all(name == f"{prefix}{place}" for name, place in zip(ids, index, strict=True))
+    return all(name == f"{prefix}{place:.0f}" for name, place in zip(ids, index, strict=True))
 
 
 def _common_start(names: Sequence[str]) -> str:
@@ -192,12 +195,12 @@ def _ms(seconds: Floats) -> list[float | None]:
     return [float(f"{value * 1000:.5g}") if np.isfinite(value) else None for value in seconds]
 
 
-def _known(column: pandas.Series[Any]) -> list[int | None]:
-    return [int(value) if np.isfinite(value) else None for value in column.to_numpy(float, na_value=np.nan)]
+def _known(column: Floats) -> list[int | None]:
+    return [int(value) if np.isfinite(value) else None for value in column]
 
 
-def _texts(column: pandas.Series[Any]) -> list[str | None]:
-    return [clean(value, MAX_ERROR_CHARS) if isinstance(value, str) else None for value in column]
+def _texts(column: Texts) -> list[str | None]:
+    return [None if value is None else clean(value, MAX_ERROR_CHARS) for value in np.asarray(column)]
 
 
 def _column(values: Sequence[Any]) -> Any:

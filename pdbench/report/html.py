@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
 
 from pdbench.report import (
     capacity_figures,
@@ -22,27 +21,25 @@ from pdbench.report import (
 from pdbench.report.capacity.html import search_section
 from pdbench.report.compare.between import between_targets
 from pdbench.report.compare.html import difference as target_difference
-from pdbench.report.events import Events, of_run
 from pdbench.report.figures import Figure
 from pdbench.report.markup import Child, Markup, tag
+from pdbench.report.material import Material, material
 from pdbench.report.page import missing, page, part, placed, section
+from pdbench.report.window import Metrics
 from pdbench.report.wording import CellSummary, Summary, clean, place, verdict_mark
 from pdbench.run import Run
-
-if TYPE_CHECKING:
-    import pandas
 
 SPOKEN_CELLS = 24
 
 
-def render_html(summary: Summary, run: Run) -> str:
+def render_html(summary: Summary, run: Run, read: Material | None = None) -> str:
     """The whole report. Raises nothing for want of data: what is missing is said where it would be."""
     summary = wording.for_readers(summary)
     drawn: list[Figure] = []
     body = [tag("h2", "Verdict", id="verdict", class_="seen-by-few"), *_verdict(summary, run)]
     difference = between_targets(summary, run.path)
     body += target_difference(difference) if difference is not None else []
-    body += [section(identity, title, parts) for identity, title, parts in _sections(summary, run, drawn)]
+    body += [section(identity, title, parts) for identity, title, parts in _sections(summary, run, read, drawn)]
     name = _name(summary, run)
     simulated = "SIMULATED \u00b7 " if summary.get("simulated") else ""
     day = (measured.moment(summary.get("created_unix_s")) or "")[:10]
@@ -50,13 +47,14 @@ def render_html(summary: Summary, run: Run) -> str:
     return page(title, name, _subtitle(summary), body, drawn, part("compare.css") if difference is not None else "")
 
 
-def _sections(summary: Summary, run: Run, drawn: list[Figure]) -> list[tuple[str, str, list[Child]]]:
+def _sections(
+    summary: Summary, run: Run, read: Material | None, drawn: list[Figure]
+) -> list[tuple[str, str, list[Child]]]:
     cells: Sequence[CellSummary] = summary.get("cells") or []
     several = len(wording.targets(summary)) > 1
     if not cells:
         return [("measured", "How it was measured", [measured.measured(summary, run.document)])]
-    requests = run.table("requests", explorer.COLUMNS)
-    events = of_run(run, requests["request_id"].tolist())
+    read = read or material(run)
     searched = [("search", "Which rate holds", search_section(summary, drawn))] if summary.get("capacity") else []
     return [
         *searched,
@@ -74,9 +72,9 @@ def _sections(summary: Summary, run: Run, drawn: list[Figure]) -> list[tuple[str
         ("split", "Where TTFT went", _split(cells, several, drawn)),
         ("latency", "Latency against load", _latency(cells, _limits(summary), drawn)),
         ("capacity", "Slots and rates against load", _capacity(cells, wording.slos(summary), drawn)),
-        ("time", "Waiting and running over time", _time(cells, run, drawn)),
-        ("itl", "Gaps between tokens", _gaps(cells, requests, events, drawn)),
-        ("each", "Each request", _each(cells, requests, events, _limits(summary).get("ttft"), drawn)),
+        ("time", "Waiting and running over time", _time(cells, run, read.metrics, drawn)),
+        ("itl", "Gaps between tokens", _gaps(cells, read, drawn)),
+        ("each", "Each request", _each(cells, read, _limits(summary).get("ttft"), drawn)),
         ("validity", "Validity", [tables.validity(cells, several)]),
         ("diagnosis", "Diagnosis", [tables.diagnosis(cells, several)]),
         (
@@ -213,8 +211,8 @@ def _unanswered(cells: Sequence[CellSummary]) -> str:
     return "no request was answered"
 
 
-def _time(cells: Sequence[CellSummary], run: Run, drawn: list[Figure]) -> list[Child]:
-    lines = series.gauge_lines(run)
+def _time(cells: Sequence[CellSummary], run: Run, metrics: Metrics, drawn: list[Figure]) -> list[Child]:
+    lines = series.gauge_lines(metrics)
     if not lines:
         return [missing("waiting and running over time: no metrics page was scraped")]
     of = {int(cell["cell"]): cell for cell in cells if "cell" in cell}
@@ -222,13 +220,13 @@ def _time(cells: Sequence[CellSummary], run: Run, drawn: list[Figure]) -> list[C
     return [placed(figure, drawn) for figure in time_figures.time_figures(lines, series.windows(run), of, slots)]
 
 
-def _gaps(cells: Sequence[CellSummary], requests: pandas.DataFrame, events: Events, drawn: list[Figure]) -> list[Child]:
-    found = time_figures.gap_figures(series.gap_curves(requests, events), cells)
+def _gaps(cells: Sequence[CellSummary], read: Material, drawn: list[Figure]) -> list[Child]:
+    found = time_figures.gap_figures(series.gap_curves(read.requests["cell"], read.events), cells)
     if not found:
         imported = any(wording.is_imported(cell) for cell in cells)
         why = "no answer had two tokens"
         if imported:
-            why = _unanswered(cells) if requests.empty else "the imported file does not hold each of them"
+            why = _unanswered(cells) if not len(read.ids) else "the imported file does not hold each of them"
         return [missing(f"gaps between tokens: {why}")]
     note = (
         "Where a curve crosses 1%, one gap in a hundred is longer. Dotted curves are cells that are void or cut short."
@@ -236,14 +234,8 @@ def _gaps(cells: Sequence[CellSummary], requests: pandas.DataFrame, events: Even
     return [_panels(found, drawn, " two"), tag("p", note, class_="note")]
 
 
-def _each(
-    cells: Sequence[CellSummary],
-    requests: pandas.DataFrame,
-    events: Events,
-    slo_ms: float | None,
-    drawn: list[Figure],
-) -> list[Child]:
-    found = explorer.explorer(cells, requests, events, slo_ms)
+def _each(cells: Sequence[CellSummary], read: Material, slo_ms: float | None, drawn: list[Figure]) -> list[Child]:
+    found = explorer.explorer(cells, read.requests, read.ids, read.events, slo_ms)
     return [missing("single requests: the run has none")] if found is None else explorer.section_of(found, drawn)
 
 

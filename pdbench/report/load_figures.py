@@ -5,10 +5,19 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import plotly.graph_objects as go
-
 from pdbench.report import wording
-from pdbench.report.figures import Figure, Group, document, group_name, groups, load_axis, log_axis, plain, slo_line
+from pdbench.report.figures import (
+    Figure,
+    Group,
+    document,
+    group_name,
+    groups,
+    load_axis,
+    log_axis,
+    plain,
+    scatter,
+    slo_line,
+)
 from pdbench.report.wording import (
     CellSummary,
     counted,
@@ -37,7 +46,7 @@ def _latency(cells: Sequence[CellSummary], quantile: str, metric: str, slos_ms: 
     title = f"{metric.upper()} {'median' if quantile == 'p50' else quantile}"
     found = groups(cells)
     traces = [t for i, group in enumerate(found) for t in _lines(found[group], group, list(found), quantile, metric, i)]
-    values = [value for trace in traces for value in trace.y]
+    values = [value for trace in traces for value in trace["y"]]
     if not values:
         return None
     why = wording.why_not_p99(cells, metric) if quantile == wording.highest_percentile(cells, metric) else ""
@@ -78,7 +87,7 @@ def _lines(
         up = [0 if high is None else max(high - y, 0) for y, (_, high) in zip(values, bounds, strict=True)]
         down = [0 if low is None else max(y - low, 0) for y, (low, _) in zip(values, bounds, strict=True)]
         traces.append(
-            go.Scatter(
+            scatter(
                 x=[load(cell) for cell in some],
                 y=values,
                 name=plain(group_name(group, among)),

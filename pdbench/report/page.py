@@ -7,8 +7,6 @@ quarter as large as the one in plotly's Python package, and packed: as text it w
 from __future__ import annotations
 
 import base64
-import functools
-import gzip
 from collections.abc import Sequence
 from importlib import resources
 
@@ -16,7 +14,7 @@ from pdbench.report.figures import Figure
 from pdbench.report.markup import Child, Markup, joined, script_json, tag
 
 POLICY = "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data:"
-LIBRARY = "vendor/plotly-basic.min.js"
+LIBRARY = "vendor/plotly-basic.min.js.gz"
 
 
 def page(
@@ -101,7 +99,6 @@ def _figures(drawn: Sequence[Figure]) -> list[Markup]:
     return [*library, tag("script", script_json(data), type="application/json", id="figures")]
 
 
-@functools.cache
 def _library() -> str:
-    """The library in gzip and base64, which page.js unpacks; the same bytes every time."""
-    return base64.b64encode(gzip.compress(part(LIBRARY).encode(), mtime=0)).decode()
+    """The library in gzip and base64, which page.js unpacks."""
+    return base64.b64encode(resources.files("pdbench.report").joinpath(LIBRARY).read_bytes()).decode()

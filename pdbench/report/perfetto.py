@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pdbench.report import series
+from pdbench.report.window import Metrics
 from pdbench.report.wording import CellSummary, clean, is_unsound, place, verdict_mark
 from pdbench.run import Run, storing
 
@@ -58,7 +59,7 @@ def _events(run: Run, summary: Mapping[str, Any], pid: int, several: bool) -> It
     yield _named(pid, f"{front}cells and servers")
     for window in series.windows(run):
         yield _slice(pid, 1, _cell_name(cells.get(window.cell, {}), window.cell), window.start_s, window.end_s)
-    for line in series.gauge_lines(run, limit=None):
+    for line in series.gauge_lines(Metrics(run.columns("metrics")), limit=None):
         for t, value in zip(line.t_s.tolist(), line.value.tolist(), strict=True):
             name = clean(f"{line.target} {line.role} {line.gauge}", 120)
             yield {"ph": "C", "pid": pid, "name": name, "ts": _us(t), "args": {line.gauge: value}}

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
 from pdbench.report.events import Events, Gaps
+from pdbench.report.window import Metrics, Source
 from pdbench.run import Run
-
-if TYPE_CHECKING:
-    import pandas
 
 MAX_POINTS = 500  # a line's; few screens have more than twice as many columns
 CURVE_POINTS = 120
@@ -68,21 +65,29 @@ def windows(run: Run) -> list[Window]:
 
 
 def gauge_lines(
-    run: Run, gauges: tuple[str, ...] = ("waiting", "running"), limit: int | None = MAX_POINTS
+    metrics: Metrics, gauges: tuple[str, ...] = ("waiting", "running"), limit: int | None = MAX_POINTS
 ) -> list[Line]:
     """Each gauge summed over the servers of a role, thinned to `limit` points so that peaks stay."""
-    frame = run.table("metrics")
-    frame = frame[(frame["kind"] == "gauge") & frame["canonical"].isin(gauges)]
     lines = []
-    for (target, role, gauge), part in frame.groupby(["target", "role", "canonical"], observed=True):
-        of_server = part.groupby(["server", "t"], observed=True)["value"].sum()
-        series = [of_server[name] for name in of_server.index.unique("server")]
-        t, value = _summed([(s.index.to_numpy(np.float64), s.to_numpy(np.float64)) for s in series])
-        lines.append(
-            Line(str(target), str(role), str(gauge), len(series), *(thinned(t, value, limit) if limit else (t, value)))
-        )
+    for target, role in sorted({(source.target, source.role) for source in metrics.sources}):
+        sources = [source for source in metrics.sources if (source.target, source.role) == (target, role)]
+        for gauge in gauges:
+            series = [sampled for source in sources if len((sampled := _of_server(source, gauge))[0])]
+            if series:
+                t, value = _summed(series)
+                points = thinned(t, value, limit) if limit else (t, value)
+                lines.append(Line(target, role, gauge, len(series), *points))
     # What is drawn last lies on top: waiting.
     return sorted(lines, key=lambda line: gauges.index(line.gauge), reverse=True)
+
+
+def _of_server(source: Source, gauge: str) -> tuple[Floats, Floats]:
+    """A gauge summed over the engines and labels of one server."""
+    mine = [one for one in source.sampled if (one.key.canonical, one.key.kind) == (gauge, "gauge")]
+    t, place = np.unique(np.concatenate([np.empty(0), *(one.t for one in mine)]), return_inverse=True)
+    value = np.zeros(len(t))
+    np.add.at(value, place, np.concatenate([np.empty(0), *(one.value for one in mine)]))
+    return t, value
 
 
 def _summed(series: list[tuple[Floats, Floats]]) -> tuple[Floats, Floats]:
@@ -108,9 +113,11 @@ def thinned(t: Floats, value: Floats, limit: int = MAX_POINTS) -> tuple[Floats, 
     return t[index], value[index]
 
 
-def gap_curves(requests: pandas.DataFrame, events: Events) -> dict[int, GapCurve]:
-    """For each cell the tail of its inter-token latencies, over all repeats, at no more than CURVE_POINTS points."""
-    cells = requests["cell"].to_numpy()
+def gap_curves(cells: Floats, events: Events) -> dict[int, GapCurve]:
+    """For each cell the tail of its inter-token latencies, over all repeats, at no more than CURVE_POINTS points.
+
+    `cells` are those of the requests that the events belong to.
+    """
     with_gaps = events.count > 0
     return {
         int(cell): _curve(int(cell), events.gathered_ms(np.flatnonzero(with_gaps & (cells == cell))))

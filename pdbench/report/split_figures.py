@@ -5,10 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import plotly.graph_objects as go
-
 from pdbench.report import wording
-from pdbench.report.figures import Figure, document, load_name, plain, small
+from pdbench.report.figures import Figure, bar, document, load_name, plain, small
 from pdbench.report.wording import CellSummary, counted, is_unsound, number_of_tokens, place, verdict_mark
 
 PART_COLOURS = {part: f"var(--part-{i})" for i, part in enumerate(wording.SPLIT_PARTS)}
@@ -39,7 +37,7 @@ def split_figure(cells: Sequence[CellSummary], several_targets: bool) -> Figure 
         values = [wording.split(cell).get(part) for cell in known]
         said = [f"{wording.tenths(value)} ms" for value in values]
         traces.append(
-            go.Bar(
+            bar(
                 y=names,
                 x=values,
                 name=plain(wording.part_name(part)),
@@ -64,7 +62,9 @@ def split_figure(cells: Sequence[CellSummary], several_targets: bool) -> Figure 
     )
     missing = len(cells) - len(known)
     note = f"Not measured in {missing} of {counted(len(cells), 'cell')}." if missing else ""
-    keys = tuple((trace.marker.color, wording.part_name(part)) for trace, part in zip(traces, ordered, strict=True))
+    keys = tuple(
+        (trace["marker"]["color"], wording.part_name(part)) for trace, part in zip(traces, ordered, strict=True)
+    )
     return Figure("", spoken, made, note, ("as shares of TTFT", shares) if len(known) > 1 else None, keys)
 
 
@@ -108,7 +108,7 @@ def _steps(cell: CellSummary) -> dict[str, Any]:
         "size": 6,
         "solidity": 0.3,
     }
-    bars = go.Bar(
+    bars = bar(
         y=[*names, "mean TTFT"],
         x=[*parts.values(), total],
         base=[*starts, 0.0],
@@ -125,4 +125,4 @@ def _steps(cell: CellSummary) -> dict[str, Any]:
     reach = max([*starts, *(a + b for a, b in zip(starts, parts.values(), strict=True)), total])
     least = min([0.0, *starts, *(a + b for a, b in zip(starts, parts.values(), strict=True))])
     # Room for what is written behind the longest bar.
-    return {"data": [small(bars.to_plotly_json())], "layout": {"xaxis": {"range": [least * 1.25, reach * 1.25]}}}
+    return {"data": [small(bars)], "layout": {"xaxis": {"range": [least * 1.25, reach * 1.25]}}}

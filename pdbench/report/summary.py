@@ -8,12 +8,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from pdbench.report.answers import (
-    COLUMNS,
     Answers,
     Load,
     answers_of,
@@ -32,12 +31,12 @@ from pdbench.report.counsel import counsel
 from pdbench.report.crosschecks import cross_checks
 from pdbench.report.demand import Slots, slots_of
 from pdbench.report.diagnosis import diagnose
-from pdbench.report.events import of_run
 from pdbench.report.facts import facts
 from pdbench.report.grid import Peers
 from pdbench.report.hidden import hidden
 from pdbench.report.imports.told import told_cells
 from pdbench.report.legs import add_proxy_costs, legs_ms, traffic_of
+from pdbench.report.material import Material, material
 from pdbench.report.prefix import fewer_hits, prefix_cache
 from pdbench.report.split import Split, split_of
 from pdbench.report.tiers import tiers
@@ -46,9 +45,6 @@ from pdbench.report.verdict import cell_verdict, run_verdict
 from pdbench.report.verdict import is_void as cell_is_void
 from pdbench.report.window import Metrics
 from pdbench.run import Run
-
-if TYPE_CHECKING:
-    import pandas
 
 SCHEMA = 1
 SEVERAL_TOKENS = 1.05  # per event: from here on an ITL is not the gap between tokens
@@ -68,11 +64,11 @@ BETTER_ABOVE = {"achieved_concurrency", "kernel_stamps_share", "connections_reus
 NIXL_COUNTERS = ("nixl_failed_transfers", "nixl_failed_notifications", "nixl_kv_expired", "nixl_used_after_expiry")
 
 
-def summarise(run: Run) -> dict[str, Any]:
+def summarise(run: Run, read: Material | None = None) -> dict[str, Any]:
     """The summary document of a run directory, from what the directory holds and nothing else."""
     document = run.document
     simulated = bool(document.get("simulated")) or any(d.get("simulated") for d in document.get("deployments", []))
-    whole = list(measured_cells(run))
+    whole = list(measured_cells(run, read))
     cells = [cell_summary(cell, Peers(cell, whole)) for cell in whole]
     if told := told_cells(document):
         cells = sorted([*cells, *told], key=lambda cell: cell["cell"])
@@ -294,26 +290,17 @@ def _client_keys(cell: Measured) -> dict[str, Any]:
     return found
 
 
-def measured_cells(run: Run) -> Iterator[Measured]:
+def measured_cells(run: Run, read: Material | None = None) -> Iterator[Measured]:
     """The measured cells of a run, in the plan's order."""
-    document = run.document
+    document, read = run.document, read or material(run)
     plan = document.get("plan", {})
-    requests = run.table("requests", COLUMNS)
-    events = of_run(run, requests["request_id"].tolist())
-    entries = [_bounded(entry, requests) for entry in document.get("cell_runs", [])]
-    entries = [entry for entry in entries if entry is not None]
-    metrics = Metrics(run.table("metrics"), [(entry["start_s"], entry["end_s"]) for entry in entries if entry])
     deployments = {d.get("target"): d for d in document.get("deployments", [])}
     for cell in plan.get("cells", []):
         parts = []
-        for entry in entries:
-            if entry is None or entry["cell"] != cell["cell"]:
-                continue
-            places = np.flatnonzero((requests["cell"] == entry["cell"]) & (requests["repeat"] == entry["repeat"]))
-            if len(places):
-                mine = requests if len(places) == len(requests) else requests.iloc[places]
-                answers = answers_of(mine, events.chosen(places))
-                parts.append(_part(entry, answers, metrics, cell))
+        for entry in read.entries:
+            if entry["cell"] == cell["cell"]:
+                answers = answers_of(read.requests, read.events, read.places[entry["cell"], entry["repeat"]])
+                parts.append(_part(entry, answers, read.metrics, cell))
         if parts:
             yield measured(plan, cell, deployments.get(cell["target"], {}), parts)
 
@@ -323,28 +310,6 @@ def _part(entry: Mapping[str, Any], answers: Answers, metrics: Metrics, cell: Ma
     streams = cell.get("max_concurrency")
     segment = metrics.segment(cell["target"], start, send_end, end)
     return Part(int(entry["repeat"]), entry, Load(answers, start, send_end, streams is not None), segment)
-
-
-def _bounded(entry: Mapping[str, Any], requests: pandas.DataFrame) -> dict[str, Any] | None:
-    """The cell_runs entry with its times; what a crash left out is taken from the requests."""
-    mine = (requests["cell"] == entry["cell"]) & (requests["repeat"] == entry["repeat"])
-    rows = requests.loc[mine, ["intended_s", "sent_s", "done_s"]]
-    if not len(rows):
-        return None
-    sent = rows["sent_s"].to_numpy(float, na_value=np.nan)
-    stamps = np.concatenate((sent, rows["done_s"].to_numpy(float, na_value=np.nan)))
-    start = entry.get("start_s")
-    start = float(rows["intended_s"].min()) if start is None else start
-    latest = float(np.nanmax(stamps)) if np.isfinite(stamps).any() else start
-    last_sent = float(np.nanmax(sent)) if np.isfinite(sent).any() else start
-    send_end = entry.get("send_end_s")
-    end = entry.get("end_s")
-    return {
-        **entry,
-        "start_s": start,
-        "send_end_s": last_sent if send_end is None else send_end,
-        "end_s": latest if end is None else end,
-    }
 
 
 def _versions(document: Mapping[str, Any]) -> dict[str, Any]:

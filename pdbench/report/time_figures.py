@@ -6,9 +6,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
-import plotly.graph_objects as go
 
-from pdbench.report.figures import Figure, count_axis, document, group_name, groups, load_name, log_axis, plain
+from pdbench.report.figures import Figure, count_axis, document, group_name, groups, load_name, log_axis, plain, scatter
 from pdbench.report.series import ONE_READ_MS, GapCurve, Line, Window
 from pdbench.report.wording import CellSummary, clean, counted, is_unsound, verdict_mark
 
@@ -68,7 +67,7 @@ def _over_time(
 def _gauge(line: Line, suffix: str, *, legend: bool) -> Any:
     waiting = line.gauge == "waiting"
     colour = "var(--waiting)" if waiting else "var(--running)"
-    return go.Scatter(
+    return scatter(
         x=line.t_s,
         y=line.value,
         name=line.gauge,
@@ -146,7 +145,7 @@ def _gaps(title: str, group: Sequence[CellSummary], curves: Mapping[int, GapCurv
         void = is_unsound(cell)
         shade = 7 - round((len(shown) - 1 - index) * 7 / max(1, len(shown) - 1))
         traces.append(
-            go.Scatter(
+            scatter(
                 x=curve.ms,
                 y=curve.longer,
                 mode="lines",

@@ -7,18 +7,19 @@ at 0; a page that was not read is never 0. Several repeats of a cell are pooled 
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-if TYPE_CHECKING:
-    import pandas
+from pdbench.tables import Columns
 
 Floats = NDArray[np.float64]
+Rows = NDArray[np.int64]
 CUMULATIVE = ("counter", "sum", "count")
 RESET_SHARE = 1e-6  # of its value that a counter must lose to have gone back
 LOG_SUFFIX = ".log"  # of a server's name: rows from its log
@@ -180,35 +181,94 @@ def _held(gauge: Gauge, times: Floats) -> Floats:
 
 
 @dataclass(frozen=True, slots=True)
-class Metrics:
-    """metrics.parquet of a run, ready to be cut into segments."""
+class Sampled:
+    """All samples of a series in a run, by time. `row`: the place of each in the table."""
 
-    frame: pandas.DataFrame
-    edges: Sequence[tuple[float, float]] = field(default_factory=list)  # (start, end) of every cell and repeat
+    key: Key
+    t: Floats
+    value: Floats
+    row: Rows
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """What was read of one server over a whole run: its series, and when its page was read."""
+
+    target: str
+    server: str
+    role: str
+    sampled: tuple[Sampled, ...]
+    times: Floats
+
+
+class Metrics:
+    """metrics.parquet of a run, ready to be cut into segments. `edges`: (start, end) of every cell and repeat."""
+
+    def __init__(self, rows: Columns, edges: Sequence[tuple[float, float]] = ()) -> None:
+        self.edges = edges
+        self.sources = _sources(rows)
 
     def segment(self, target: str, start: float, send_end: float, end: float) -> Segment:
         """The pages of `target` over one cell, from the last scrape before it to the first after it."""
         before = max((e for _, e in self.edges if e <= start), default=-np.inf)
         after = min((s for s, _ in self.edges if s >= end), default=np.inf)
-        t = self.frame["t"].to_numpy()
-        rows = self.frame[(t >= before) & (t <= after)]
-        rows = rows[rows["target"] == target]
-        pages = [
-            page
-            for (server, role), part in rows.groupby(["server", "role"], observed=True, sort=True)
-            if (page := _page(str(server), str(role), part, start, end)) is not None
-        ]
+        mine = [source for source in self.sources if source.target == target]
+        found = (_page(source, before, after, start, end) for source in mine)
         silent = {}
-        for server, part in rows[rows["canonical"] == "up"].groupby("server", observed=True):
-            if (since := _silent_from(part["t"].to_numpy(float), part["value"].to_numpy(float), end)) is not None:
-                silent[str(server)] = max(0.0, since - start)
-        return Segment(start, send_end, end, _without_repeated_logs(pages), silent)
+        for server in dict.fromkeys(source.server for source in mine):
+            up = _joined([one for source in mine if source.server == server for one in source.sampled if _is_up(one)])
+            some = (up.t >= before) & (up.t <= after)
+            if (since := _silent_from(up.t[some], up.value[some], end)) is not None:
+                silent[server] = max(0.0, since - start)
+        return Segment(start, send_end, end, _without_repeated_logs([page for page in found if page]), silent)
+
+
+def _sources(rows: Columns) -> list[Source]:
+    """The table's rows by server and series. Servers come in the order in which the table names them."""
+    t, value = rows["t"], rows["value"]
+    names = ("target", "server", "role", "canonical", "kind", "engine", "labels")
+    series = np.zeros(len(t), np.int64)
+    for name in names:
+        series = series * len(rows[name].words) + rows[name].codes % len(rows[name].words)
+    order = np.lexsort((t, series))
+    t, value, series = t[order], value[order], series[order]
+    heads = np.flatnonzero(np.diff(series, prepend=-1, append=-1)).tolist()
+    found: dict[tuple[int, ...], list[Sampled]] = {}
+    for begin, until in itertools.pairwise(heads):
+        codes = [int(rows[name].codes[order[begin]]) for name in names]
+        if -1 in codes[:3]:
+            continue
+        canonical, kind, engine, labels = (
+            rows[name].words[code] for name, code in zip(names[3:], codes[3:], strict=True)
+        )
+        key = Key(canonical or "", str(kind), engine or "", _labels(labels))
+        sampled = Sampled(key, t[begin:until], value[begin:until], order[begin:until])
+        found.setdefault(tuple(codes[:3]), []).append(sampled)
+    sources = []
+    for place, some in sorted(found.items()):
+        target, server, role = (str(rows[name].words[code]) for name, code in zip(names[:3], place, strict=True))
+        times = np.unique(np.concatenate([np.empty(0), *(one.t for one in some if _on_page(one))]))
+        sources.append(Source(target, server, role, tuple(some), times))
+    return sources
+
+
+def _on_page(sampled: Sampled) -> bool:
+    return sampled.key.canonical not in ("", *NOT_A_PAGE)
+
+
+def _is_up(sampled: Sampled) -> bool:
+    return sampled.key.canonical == "up"
+
+
+def _joined(several: Sequence[Sampled]) -> Gauge:
+    """The samples of several series, by time and then in the order of the table."""
+    t, value, row = (np.concatenate([getattr(one, name) for one in several] or [[]]) for name in ("t", "value", "row"))
+    order = np.lexsort((row, t))
+    return Gauge(t[order], value[order])
 
 
 def _silent_from(t: Floats, up: Floats, end: float) -> float | None:
     """When the last scrape that worked was followed by failed ones only, over the cell's end; else `None`."""
-    order = np.argsort(t, kind="stable")
-    t, up = t[order], up[order]
     if not len(t) or up[-1] > 0 or t[-1] < end:
         return None
     worked = np.flatnonzero(up > 0)
@@ -225,21 +285,19 @@ def _bare(page: Page) -> str:
     return page.server.removesuffix(LOG_SUFFIX)
 
 
-def _page(server: str, role: str, rows: pandas.DataFrame, start: float, end: float) -> Page | None:
-    rows = rows[~rows["canonical"].isin(NOT_A_PAGE) & rows["canonical"].notna() & (rows["canonical"] != "")]
-    times = np.unique(rows["t"].to_numpy())
+def _page(source: Source, before: float, after: float, start: float, end: float) -> Page | None:
+    times = source.times[(source.times >= before) & (source.times <= after)]
     if len(times) == 0:
         return None
     first = times[times <= start][-1] if np.any(times <= start) else times[0]
     last = times[times >= end][0] if np.any(times >= end) else times[-1]
     if last <= first:
         return None  # one scrape is no window
-    rows = rows[(rows["t"] >= first) & (rows["t"] <= last) & (rows["kind"] != "bucket")]
     deltas: dict[Key, float] = {}
     series: dict[Key, Gauge] = {}
     resets: list[str] = []
     restarted = False
-    for key, gauge in _series(rows):
+    for key, gauge in _between(source, first, last):
         series[key] = gauge
         if key.kind in CUMULATIVE:
             born = gauge.t[0] > first
@@ -254,8 +312,8 @@ def _page(server: str, role: str, rows: pandas.DataFrame, start: float, end: flo
         elif key.canonical == "process_start_s" and float(np.ptp(gauge.value)) > 1.0:
             restarted = True
     return Page(
-        server,
-        role,
+        source.server,
+        source.role,
         deltas,
         series,
         tuple(sorted(set(resets))),
@@ -264,16 +322,15 @@ def _page(server: str, role: str, rows: pandas.DataFrame, start: float, end: flo
     )
 
 
-def _series(rows: pandas.DataFrame) -> Iterator[tuple[Key, Gauge]]:
-    names = ["canonical", "kind", "engine", "labels"]
-    rows = rows.sort_values("t", kind="stable")
-    for (canonical, kind, engine, labels), part in rows.groupby(names, observed=True, sort=False, dropna=False):
-        key = Key(str(canonical), str(kind), _text(engine), _labels(labels))
-        yield key, Gauge(part["t"].to_numpy(float), part["value"].to_numpy(float))
-
-
-def _text(value: Any) -> str:
-    return value if isinstance(value, str) else ""
+def _between(source: Source, first: float, last: float) -> list[tuple[Key, Gauge]]:
+    """The series of a page between two scrapes, in the order in which they appear there."""
+    found = []
+    for one in source.sampled:
+        if one.key.kind != "bucket" and _on_page(one):
+            low, high = one.t.searchsorted(first), one.t.searchsorted(last, side="right")
+            if low < high:
+                found.append((one.t[low], one.row[low], one.key, Gauge(one.t[low:high], one.value[low:high])))
+    return [(key, gauge) for _, _, key, gauge in sorted(found, key=lambda each: each[:2])]
 
 
 def _labels(text: Any) -> tuple[tuple[str, str], ...]:

@@ -6,7 +6,6 @@ import asyncio
 import os
 from pathlib import Path
 
-import pandas as pd
 import pytest
 
 from pdbench.deployment import Deployment, build, with_logs
@@ -16,6 +15,7 @@ from pdbench.report.window import Metrics
 from pdbench.run import metric_rows
 from tests.probe.replay_server import Replay, capture, page, serving
 from tests.probe.test_sampler import records, run, sampling
+from tests.report.answered import columns
 
 LINE = (
     "INFO 11-30 00:15:38 [metrics.py:103] KV Transfer metrics: Num successful transfers=4, Avg xfer time (ms)=10.0, "
@@ -36,7 +36,7 @@ def with_log(url: str, log: Path | str) -> Deployment:
 
 def window_of(path: Path) -> Metrics:
     rows = [row for record in records(path) for row in metric_rows(record)]
-    return Metrics(pd.DataFrame(rows))
+    return Metrics(columns("metrics", rows))
 
 
 def transfers(path: Path) -> float | None:

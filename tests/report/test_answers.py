@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import numpy as np
-import pandas as pd
 import pytest
 
-from pdbench.report.answers import Answers, Load, counts, good, in_flight, latencies, rates, read_answers
+from pdbench.report.answers import Answers, Load, counts, good, in_flight, latencies, rates
 from pdbench.run import RequestRow, request_record
+from tests.report.answered import read_answers
 
 
 def answers(*rows: RequestRow, **offsets: list[float]) -> Answers:
-    return read_answers(pd.DataFrame([request_record(r) for r in rows]), {k: np.array(v) for k, v in offsets.items()})
+    return read_answers([request_record(r) for r in rows], {k: np.array(v) for k, v in offsets.items()})
 
 
 def row(i: int, **changes: object) -> RequestRow:

@@ -7,12 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pandas as pd
 import pytest
 
-from pdbench.report.answers import latencies, read_answers
+from pdbench.report.answers import latencies
 from pdbench.report.clustered import clustered_interval, effective_size, time_blocks
 from pdbench.run import RequestRow, request_record
+from tests.report.answered import read_answers
 
 BENCHMARK = Path(__file__).parents[2] / "benchmarks" / "itl_interval_coverage.py"
 RUNS = 60
@@ -64,7 +64,7 @@ def seen(stall: bool) -> dict[str, Any]:
                          last_token_s=stamps[-1], done_s=stamps[-1], prompt_tokens=100, output_tokens=100, chunks=100,
                          status="ok", prompt_len=100, output_len=100)  # fmt: skip
         rows.append(request_record(row))
-    return latencies(read_answers(pd.DataFrame(rows), chunks))
+    return latencies(read_answers(rows, chunks))
 
 
 def test_p99_itl_is_a_point_long_before_p99_ttft_is() -> None:

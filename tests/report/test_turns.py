@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import numpy as np
-import pandas as pd
 import pytest
 
-from pdbench.report.answers import Answers, read_answers
+from pdbench.report.answers import Answers
 from pdbench.report.turns import Turns, turns_of
 from pdbench.run import RequestRow, request_record
+from tests.report.answered import read_answers
 
 ALONE_S, PER_STREAM_S = 0.006, 0.0003
 
@@ -50,7 +50,7 @@ def loop(
         row = RequestRow(0, 0, "d", f"r{i}", "d", i, done_s=stamps[-1], status="ok", output_tokens=tokens, **times)
         rows.append(request_record(row))
         offsets[f"r{i}"] = np.array(stamps) - arrived
-    return read_answers(pd.DataFrame(rows), offsets), lost / whole
+    return read_answers(rows, offsets), lost / whole
 
 
 def found(rate: float, tokens: int, seconds: float, seed: int, **planted: float) -> tuple[Turns, float]:

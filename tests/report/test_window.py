@@ -2,23 +2,23 @@
 
 from __future__ import annotations
 
-import pandas as pd
+import numpy as np
 import pytest
 
 from pdbench.report.window import Gauge, Metrics, Segment, Window
+from pdbench.tables import Columns
+from tests.report.answered import columns
 
 NAMES = ["t", "target", "server", "role", "engine", "metric", "canonical", "kind", "labels", "value"]
 
 
-def frame(
-    *rows: tuple[float, str, str, str, str, float], role: str = "decode", server: str = "decode-0"
-) -> pd.DataFrame:
+def frame(*rows: tuple[float, str, str, str, str, float], role: str = "decode", server: str = "decode-0") -> Columns:
     """Rows of (t, canonical, kind, engine, labels, value)."""
     made = [(t, "default", server, role, e, f"vllm:{c}", c, k, lab, v) for t, c, k, e, lab, v in rows]
-    return pd.DataFrame(made, columns=NAMES)
+    return columns("metrics", [dict(zip(NAMES, row, strict=True)) for row in made])
 
 
-def window(data: pd.DataFrame, start: float = 1.0, send_end: float = 8.0, end: float = 9.0) -> Window:
+def window(data: Columns, start: float = 1.0, send_end: float = 8.0, end: float = 9.0) -> Window:
     return Window((Metrics(data, [(start, end)]).segment("default", start, send_end, end),))
 
 
@@ -80,7 +80,7 @@ def test_labels_select() -> None:
 
 
 def test_gauge_area_over_uneven_samples() -> None:
-    gauge = Gauge(*(pd.Series(v).to_numpy(float) for v in ([0, 1, 4, 10], [2, 2, 8, 8])))
+    gauge = Gauge(*(np.array(v, float) for v in ([0, 1, 4, 10], [2, 2, 8, 8])))
     assert gauge.integral(0, 10) == pytest.approx(2 + 15 + 48)
     assert gauge.integral(2, 4) == pytest.approx((4 + 8) / 2 * 2)
     assert gauge.integral(10, 12) == pytest.approx(16) and gauge.integral(3, 3) == 0.0

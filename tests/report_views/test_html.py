@@ -13,12 +13,13 @@ from importlib import resources
 from typing import Any
 
 import numpy as np
+import plotly.graph_objects as go
 import pytest
 
 from pdbench.report import html, page, series, time_figures
-from pdbench.report.events import of_run
 from pdbench.report.figures import plain
 from pdbench.report.markup import Markup, script_json, tag
+from pdbench.report.material import material
 from pdbench.report.series import Line, thinned
 from tests.report_views.made_run import bare_summary, cell_summary, grid_summary, run_of
 
@@ -193,7 +194,7 @@ def test_servers_of_a_role_add_up_though_scraped_at_different_times(tmp_path):
     with run.live_path("metrics", 1, 0).open("w") as file:
         for t, name in ((0.0, "a"), (0.2, "b"), (1.0, "a")):
             file.write(json.dumps({"t": t, "target": "testbed", "server": name, "role": "decode", "rows": rows}) + "\n")
-    (line,) = series.gauge_lines(run)
+    (line,) = series.gauge_lines(material(run).metrics)
     assert (line.servers, line.t_s.tolist(), line.value.tolist()) == (2, [0.2, 1.0], [6.0, 6.0])
     assert isinstance(line, Line)
 
@@ -201,7 +202,7 @@ def test_servers_of_a_role_add_up_though_scraped_at_different_times(tmp_path):
 def test_gap_curves_are_small_and_exact_where_they_are(tmp_path):
     summary = grid_summary(rates=(1,), lens=(1024,))
     run = run_of(tmp_path / "run", summary, requests_a_cell=30)
-    curve = series.gap_curves(requests := run.table("requests"), of_run(run, requests["request_id"].tolist()))[0]
+    curve = series.gap_curves((read := material(run)).requests["cell"], read.events)[0]
     gaps = np.concatenate([np.diff(np.asarray(o)) * 1000 for o in run.table("chunks")["offset_s"]])
     assert curve.gaps == len(gaps) == 30 * 127
     assert len(curve.ms) <= series.CURVE_POINTS
@@ -222,6 +223,19 @@ def test_markup_escapes_all_but_itself():
     assert tag("p", "a ", tag("b", "c"), " d") == "<p>a <b>c</b> d</p>"
 
 
+def test_every_figure_is_one_that_plotly_knows(tmp_path):
+    """Figures are written as plotly.js reads them; plotly's own package knows every name and value there is."""
+    summary = grid_summary(rates=(1, 2, 8), lens=(1024, 16384))
+    shown = figures_of(page_of(tmp_path, {**summary, "plan": {**summary["plan"], "goodput_ms": {"ttft": 900.0}}}))
+    assert {trace["type"] for figure in shown for trace in figure["data"]} == {"bar", "scatter"} and len(shown) > 8
+    for figure in shown:
+        go.Figure(figure["data"], figure["layout"])
+        for choice in figure["choices"]:
+            go.Figure(choice["data"], choice["layout"])
+    with pytest.raises(ValueError, match="colour"):
+        go.Figure([{**shown[0]["data"][0], "colour": "red"}], shown[0]["layout"])
+
+
 def test_plotly_gets_no_markup_and_no_template():
     assert not set(plain("<a href='x'>%{y}</a>")) & set("<>")
     assert "%{" not in plain("%{y}")
@@ -230,7 +244,7 @@ def test_plotly_gets_no_markup_and_no_template():
 def test_gaps_of_one_read_are_left_of_the_axis_and_counted(tmp_path):
     summary = grid_summary(rates=(1,), lens=(1024,))
     run = run_of(tmp_path / "run", summary, requests_a_cell=10, metrics=False)
-    found = series.gap_curves(requests := run.table("requests"), of_run(run, requests["request_id"].tolist()))
+    found = series.gap_curves((read := material(run)).requests["cell"], read.events)
     curve = dataclasses.replace(found[0], ms=np.maximum(found[0].ms * 1e-3, 1e-3), in_one_read=0.25)
     (figure,) = time_figures.gap_figures({0: curve}, summary["cells"])
     assert 10 ** figure.document["layout"]["xaxis"]["range"][0] >= 0.0999
@@ -260,9 +274,10 @@ def test_a_long_attribute_is_not_cut_and_a_hostile_one_is_escaped():
 
 def test_the_library_is_the_published_bundle_with_its_licence():
     folder = resources.files("pdbench.report").joinpath("vendor")
-    library = folder.joinpath("plotly-basic.min.js").read_bytes()
+    packed = folder.joinpath("plotly-basic.min.js.gz").read_bytes()
+    library = gzip.decompress(packed)
     assert hashlib.sha256(library).hexdigest() == "99784e3abfb07b142a15e521a439e6d9addceadb3f79553fd24c72774f0649ba"
     assert b"</script" not in library
     assert "MIT License" in folder.joinpath("plotly-basic.LICENSE").read_text()
     assert re.search(rb"plotly.js \(basic - minified\) v4\.1\.1", library[:300])
-    assert gzip.decompress(base64.b64decode(PACKED())) == library
+    assert base64.b64decode(PACKED()) == packed

@@ -5,11 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import plotly.graph_objects as go
-
 from pdbench.report.capacity.slo import ATTAINED, Slo
 from pdbench.report.capacity.text import answers, heads, name, rows, too_few
-from pdbench.report.figures import Figure, document, log_axis, plain
+from pdbench.report.figures import Figure, document, log_axis, plain, scatter
 from pdbench.report.markup import Child, table, tag
 from pdbench.report.page import placed
 from pdbench.report.wording import Summary, clean, counted
@@ -52,12 +50,12 @@ def _curve(found: Sequence[Mapping[str, Any]], summary: Summary, place: int) -> 
         return None
     slo = found[0]["slos"][place]
     what = f"{slo['metric'].upper()} {slo['statistic']}".strip()
-    known = [float(y) for trace in traces for y in trace.y if y is not None]
+    known = [float(y) for trace in traces for y in trace["y"] if y is not None]
     values = known + [float(shape["y0"]) for shape in shapes if "limit" in shape["name"]]
     made = document(
         traces,
         height=340,
-        showlegend=len({trace.name for trace in traces}) > 1,
+        showlegend=len({trace["name"] for trace in traces}) > 1,
         xaxis={"title": {"text": "requests/s asked"}, "rangemode": "tozero"},
         yaxis={
             **log_axis(min(values) / ROOM, max(values) * ROOM),
@@ -100,9 +98,9 @@ def _traces(answer: Mapping[str, Any], summary: Summary, place: int, colour: str
     return [_scatter(answer, points, colour, mode) for points, mode in ((line, "lines+markers"), (apart, "markers"))]
 
 
-def _scatter(answer: Mapping[str, Any], points: Mapping[str, list[Any]], colour: str, mode: str) -> Any:
+def _scatter(answer: Mapping[str, Any], points: Mapping[str, list[Any]], colour: str, mode: str) -> dict[str, Any]:
     marker = {"size": points["size"], "symbol": points["symbol"], "color": colour}
-    return go.Scatter(
+    return scatter(
         x=points["x"],
         y=points["y"],
         name=plain(answer["target"]),
