@@ -69,7 +69,24 @@ def _question(
     }
     repeats = max(1, len(cell.get("repeats") or ()))
     prompts = None if completed is None else max(1, round(completed / repeats))
-    return measured, Question(Demand(rate, tokens, Tpot(tpot)), each, slo_s, decoders, num_prompts=prompts)
+    line, held = _held_loop(cell, decoders)
+    demand = Demand(rate, tokens, line or Tpot(tpot))
+    return measured, Question(demand, each, slo_s, decoders, num_prompts=prompts, loop_held=held)
+
+
+def _held_loop(cell: Mapping[str, Any], decoders: int) -> tuple[Tpot | None, str]:
+    """Where handoffs hold decode's loop, TPOT grows with the batch for it: one number of it holds for this batch only.
+
+    The run's slope is that of all decoders' streams together.
+    """
+    loop = cell.get("decode_loop")
+    if not isinstance(loop, Mapping):
+        return None, ""
+    alone, slope, stall, share = (_positive(loop, k) for k in ("tpot_alone_ms", "tpot_slope_ms", "stall_ms", "share"))
+    if alone is None or slope is None or stall is None or share is None:
+        return None, ""
+    said = f"a handoff holds decode's loop for {stall:,.0f} ms, all of them for {share:.0%} of its time at this rate"
+    return Tpot(alone, slope * decoders), said
 
 
 def _out_tokens(cell: Mapping[str, Any]) -> float | None:

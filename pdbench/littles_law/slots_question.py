@@ -35,6 +35,7 @@ class Question(NamedTuple):
     tpot_at_batch: float | None = None
     num_prompts: int | None = None
     normalised: bool = False
+    loop_held: str = ""  # what a run showed of handoffs that hold decode's loop
 
     @property
     def slots(self) -> int | None:

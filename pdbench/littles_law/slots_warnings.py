@@ -12,6 +12,7 @@ BATCH_APART = 1.25  # how far the batch of the measurement may be from the one t
 
 def warnings(question: Question, document: dict[str, Any]) -> list[dict[str, str]]:
     found = [
+        *_of_loop(question),
         *_of_tpot(question, document),
         *_of_lengths(question),
         *_of_pools(question, document),
@@ -19,6 +20,16 @@ def warnings(question: Question, document: dict[str, Any]) -> list[dict[str, str
         *_of_run(question, document),
     ]
     return [{"code": code, "text": text} for code, text in found]
+
+
+def _of_loop(question: Question) -> list[tuple[str, str]]:
+    if not question.loop_held:
+        return []
+    text = (
+        f"{question.loop_held[0].upper()}{question.loop_held[1:]}: TPOT grows with the batch for it, and more slots are"
+        " the smaller part of the remedy. Move posting off the loop first (push, or a thread that posts)."
+    )
+    return [("held-loop", text)]
 
 
 def _of_tpot(question: Question, document: dict[str, Any]) -> list[tuple[str, str]]:

@@ -1,15 +1,19 @@
 """How many slots, or which rate, would make the wait for a slot acceptable: at most 10 % of what a request takes.
 
 The wait is that of M/M/c (Erlang C) scaled by (CV^2 of the gaps between arrivals + CV^2 of the holding times) / 2, as
-Allen and Cunneen do; with Poisson arrivals and answers of one length it is half of M/M/c's.
+Allen and Cunneen do; with Poisson arrivals and answers of one length it is half of M/M/c's. Where each handoff holds
+decode's loop, a batch of b streams has b handoffs in the time of an answer, and TPOT grows with it by stall/tokens a
+stream: more slots then lengthen every answer, and from rate x stall >= 1 on no number of them is enough.
 """
 
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 
 import numpy as np
 
+from pdbench.littles_law.batch import Tpot, batch_waits, running_without_limit
 from pdbench.littles_law.slots import mean_wait_s
 from pdbench.report.cell import Measured
 from pdbench.report.demand import Slots
@@ -17,10 +21,23 @@ from pdbench.report.demand import Slots
 WAIT_SHARE = 0.10  # of the mean E2EL without the wait for a slot
 HEADROOM = 0.75  # slot use to plan for; no universal threshold exists
 RATE_STEPS = 200
+LARGER = 8  # times as many slots: more would be another deployment
 
 
-def slot_advice(cell: Measured, slots: Slots, wait_ms: float | None) -> str:
+@dataclass(frozen=True, slots=True)
+class HeldLoop:
+    """What handoffs do to decode's loop: `share` of its time at the asked rate, and the TPOT of any batch with it."""
+
+    stall_ms: float  # a handoff
+    share: float
+    tpot: Tpot
+    posting: bool  # it is posting that holds the loop
+
+
+def slot_advice(cell: Measured, slots: Slots, wait_ms: float | None, loop: HeldLoop | None = None) -> str:
     """The first thing to change where slots are short. No rate is named unless one below the asked rate would do."""
+    if loop is not None and slots.available and cell.rate is not None:
+        return _beside_held_loop(cell, slots.available, loop)
     kv = cell.window.send_max(cell.decoder, "kv_cache_usage", average=True)
     full = "at most 1%" if kv is not None and kv < 0.01 else f"at most {kv or 0.0:.0%}"
     memory = "check KV memory first" if kv is None else f"its KV cache was {full} full"
@@ -47,6 +64,37 @@ def slot_advice(cell: Measured, slots: Slots, wait_ms: float | None) -> str:
         if 0 < highest < rate:
             text += f" or lower the rate to {highest:g} req/s, where the mean wait for a slot is at most 10% of E2EL"
     return f"{text} ({memory})."
+
+
+def _beside_held_loop(cell: Measured, available: int, loop: HeldLoop) -> str:
+    """Where the loop is held, first of all what holds it; then what more slots would do, which may be nothing."""
+    rate, tokens = cell.rate or 0.0, cell.answers.mean(cell.answers.output_tokens) or 1.0
+    variability = _variability(cell)
+
+    def acceptable(qps: float, count: int) -> bool:
+        batch = batch_waits(qps, tokens, loop.tpot, count)
+        return batch is not None and batch.waits.mean_s * variability <= WAIT_SHARE * loop.tpot.held_s(
+            tokens, batch.running
+        )
+
+    what = "posting transfers" if loop.posting else "what each handoff does there"
+    move = "push, or a connector that posts on a thread of its own" if loop.posting else "profile a step that admits"
+    text = (
+        f"Free decode's loop of {what} ({move}): {loop.stall_ms:,.0f} ms a handoff would hold it for"
+        f" {loop.share:.0%} of its time at this rate"
+    )
+    fits = next((c for c in range(available + 1, LARGER * available + 1) if acceptable(rate, c)), None)
+    if running_without_limit(rate, tokens, loop.tpot) is None:
+        text += ", and no number of slots carries it"
+    elif fits is None:
+        text += f", and {LARGER * available} slots would not carry it either"
+    else:
+        running = batch_waits(rate, tokens, loop.tpot, fits)
+        slower = loop.tpot.at(min(fits, running.running if running is not None else fits))
+        text += f"; with --max-num-seqs {fits} the wait for a slot ends, at a TPOT of {slower:,.1f} ms"
+    lower = (rate * k / RATE_STEPS for k in range(RATE_STEPS - 1, 0, -1))
+    highest = next((_two_digits(qps) for qps in lower if acceptable(qps, available)), 0.0)
+    return f"{text}." + (f" As it is, {highest:g} req/s have a mean wait of at most 10% of E2EL." if highest else "")
 
 
 def expected_wait_s(cell: Measured, demand: float, slots: int, held_s: float) -> float | None:

@@ -1,7 +1,8 @@
 """Named causes of a bad TTFT, each with its share of the mean, its evidence and the first thing to change.
 
 The largest cause is named first, then the cell is judged again as if that part were gone, until what remains is
-healthy: two causes may hold at once, and a backlog that grows with the run's length hides no other. When a part is a
+healthy: two causes may hold at once, and a backlog that grows with the run's length hides no other. What is then left
+of the handoff, too much for silence and too little to name, is said to be so. When a part is a
 cause is said in `causes/case.py`; where the series that would decide were not scraped, the cause is
 `not-distinguishable` and says what to scrape: doubt is never made a verdict.
 """
@@ -11,12 +12,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 
 from pdbench.report.causes import decode, handoff, loop, outside, prefill, unknown
-from pdbench.report.causes.case import Case, Cause, Taken, case_of
+from pdbench.report.causes.case import Case, Cause, Taken
 from pdbench.report.causes.failures import FAILURES
 from pdbench.report.cell import Measured
 from pdbench.report.finding import Finding
-from pdbench.report.grid import Peers
-from pdbench.report.split import Split
 
 Judge = Callable[[Case], Iterator[tuple[Cause, Taken | None]]]
 
@@ -38,10 +37,9 @@ CAUSES: tuple[Judge, ...] = (
 )
 
 
-def diagnose(cell: Measured, split: Split | None, found: Sequence[Finding], peers: Peers) -> list[Cause]:
+def diagnose(cell: Measured, case: Case | None, found: Sequence[Finding]) -> list[Cause]:
     """Failures, which spoil the latencies of the rest, then the causes that hold, the largest share first."""
     failures = [cause for judge in FAILURES for cause in judge(cell, found)]
-    case = case_of(cell, split, found, peers)
     named: dict[str, Cause] = {}
     while case is not None:
         fresh = [(c, t) for judge in CAUSES for c, t in judge(case) if c.cause not in named]
@@ -51,4 +49,7 @@ def diagnose(cell: Measured, split: Split | None, found: Sequence[Finding], peer
         named[cause.cause] = cause
         if taken is not None:
             case = case.less(taken)
+    if case is not None and not failures:
+        for cause, _ in unknown.unnamed_rest(case):
+            named.setdefault(cause.cause, cause)
     return failures + sorted(named.values(), key=lambda cause: -(cause.share if cause.share is not None else 1.0))

@@ -47,16 +47,28 @@ class Peers:
 
     def descriptor_cost_us(self) -> float | None:
         """Time to post one descriptor, from cells whose transfers have different numbers of them; `None` without."""
+        cost = self._post_s_for_each("nixl_descriptors")
+        return None if cost is None else cost * 1e6
+
+    def post_of_bytes_ms(self) -> float | None:
+        """What of this cell's post time grows with the bytes, from cells whose transfers have different sizes."""
+        cost = self._post_s_for_each("nixl_nbytes")
+        role = "prefill" if self.cell.mode == PUSH else "decode"
+        nbytes = self.cell.window.mean_s(role, "nixl_nbytes")
+        return None if cost is None or nbytes is None else 1000 * cost * nbytes
+
+    def _post_s_for_each(self, what: str) -> float | None:
+        """The slope of post time against a size of the transfers, where this run's differ by `SPREAD`."""
         known = []
         for cell in self.target():
             role = "prefill" if cell.mode == PUSH else "decode"
-            count, post = cell.window.mean_s(role, "nixl_descriptors"), cell.window.mean_s(role, "nixl_post_s")
-            if count is not None and post is not None:
-                known.append((count, post))
-        counts, posts = (np.array([pair[i] for pair in known]) for i in (0, 1))
-        if len(known) < 2 or counts.min() <= 0 or counts.max() < SPREAD * counts.min():
+            size, post = cell.window.mean_s(role, what), cell.window.mean_s(role, "nixl_post_s")
+            if size is not None and post is not None:
+                known.append((size, post))
+        sizes, posts = (np.array([pair[i] for pair in known]) for i in (0, 1))
+        if len(known) < 2 or sizes.min() <= 0 or sizes.max() < SPREAD * sizes.min():
             return None
-        return max(0.0, float(np.polyfit(counts, posts, 1)[0])) * 1e6
+        return max(0.0, float(np.polyfit(sizes, posts, 1)[0]))
 
     def _shape(self) -> tuple[Any, ...]:
         return _place(self.cell, "target", "prompt_len", "output_len")

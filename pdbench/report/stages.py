@@ -90,6 +90,16 @@ def _beyond_free(loaded: Gauge, running: Gauge | None, limit: float | None) -> G
     return Gauge(loaded.t, np.maximum(0.0, loaded.value - free))
 
 
+def no_slot_free(cell: Measured, page: Page, engine: str, at: Gauge) -> NDArray[np.bool_]:
+    """For each sample of `at` whether the engine's slots were taken, all or but for one: that one has just been freed,
+    and has started the loads of all that waited. Never, where the number of slots is not known."""
+    running, limit = engine_gauge(page, engine, "running"), engine_limit(cell, page, engine)
+    if running is None or limit is None or not len(running.t):
+        return np.zeros(len(at.t), dtype=bool)
+    full: NDArray[np.bool_] = _held(running, at.t) >= limit - 1
+    return full
+
+
 def short_of_blocks(cell: Measured, page: Page, engine: str, waiting: Gauge, limit: float | None) -> Gauge:
     """`waiting` where slots were free and the pool had no room for one more request; 0 elsewhere.
 

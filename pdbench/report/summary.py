@@ -25,6 +25,8 @@ from pdbench.report.arrivals_check import arrival_figures
 from pdbench.report.breakdown import breakdown, steadiness
 from pdbench.report.capacity.answer import capacity_document, capacity_said, is_unfinished
 from pdbench.report.capacity.answer import exit_code_of as capacity_exit_code
+from pdbench.report.causes.case import Case, case_of
+from pdbench.report.causes.loop import held_loop
 from pdbench.report.cell import Measured, Part, measured
 from pdbench.report.client_health import stamps_note
 from pdbench.report.counsel import counsel
@@ -117,8 +119,8 @@ def cell_summary(cell: Measured, peers: Peers | None = None) -> dict[str, Any]:
     validity = merged(cell, found)
     whole = figures(cell)
     split, slots = split_of(cell), slots_of(cell)
-    peers = peers or Peers(cell, [cell])
-    causes = diagnose(cell, split, validity, peers)
+    case = case_of(cell, split, validity, peers or Peers(cell, [cell]))
+    causes = diagnose(cell, case, validity)
     checks, advised = cross_checks(cell), counsel(cell, split)
     entry: dict[str, Any] = {
         "cell": cell.cell.get("cell"),
@@ -136,6 +138,7 @@ def cell_summary(cell: Measured, peers: Peers | None = None) -> dict[str, Any]:
         **_split_keys(split),
         "legs_ms": legs_ms(cell.answers),
         "slots": _slot_keys(slots),
+        **_loop_keys(case),
         **breakdown(cell),
         "prefix_cache": prefix_cache(cell),
         "arrivals": arrival_figures(cell),
@@ -223,6 +226,15 @@ def _log_messages(cell: Measured) -> Iterator[tuple[str, str, float]]:
 def _slot_keys(slots: Slots) -> dict[str, Any]:
     names = ("needed", "held", "available", "utilisation", "source", "prefill_held", "role")
     return {name: getattr(slots, name) for name in names}
+
+
+def _loop_keys(case: Case | None) -> dict[str, Any]:
+    """What handoffs do to decode's loop, where they hold it: `tpot_ms` of a batch of b streams is alone + b x slope."""
+    loop = None if case is None else held_loop(case)
+    if loop is None:
+        return {}
+    line = {"tpot_alone_ms": loop.tpot.alone_ms, "tpot_slope_ms": loop.tpot.slope_ms}
+    return {"decode_loop": {"stall_ms": loop.stall_ms, "share": loop.share, **line}}
 
 
 def _growth(cell: Measured) -> dict[str, float]:

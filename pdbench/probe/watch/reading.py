@@ -125,8 +125,18 @@ def _disaggregated(window: Window, mode: str | None, mover: str) -> dict[str, fl
     if area is not None and staged and requests:
         found["slot_wait"] = 1000 * area / requests
         if queue is not None and xfer is not None and mode == "pull":
-            found["poll"] = max(0.0, queue - xfer - 1000 * area / requests)
+            found["poll"] = _poll_ms(window, queue - 1000 * area / requests, xfer, requests)
     return {name: value for name in PARTS if (value := found.get(name)) is not None}
+
+
+def _poll_ms(window: Window, beyond_slots_ms: float, xfer_ms: float, requests: float) -> float:
+    """How late transfers are noticed: what both of decode's witnesses show.
+
+    Its queue time is counted when a request ends, so while a queue drains it tells of waits that are over; its stages
+    tell of now, but of a short window in few samples only.
+    """
+    fetching = 1000 * (window.delta("decode", "fetching:area") or 0.0) / requests
+    return max(0.0, min(beyond_slots_ms, fetching) - xfer_ms)
 
 
 def _colocated(window: Window) -> dict[str, float]:

@@ -63,6 +63,8 @@ class Watched:
         self.restarts += back
         if "running" in gauges:
             gauges["slot_wait"] = _waits_for_slot(gauges, self.slots)
+        if "running" in gauges and "stage.in_progress" in gauges:
+            gauges["fetching"] = _fetching_beside_free(gauges, self.slots)
         for name, value in gauges.items():
             if name in before:
                 area = (value + before[name]) / 2 * since_s
@@ -84,6 +86,15 @@ def _waits_for_slot(gauges: Mapping[str, float], slots: int | None) -> float:
     loaded = gauges.get("stage.completed_waiting", 0.0)
     free = loaded if slots is None else max(0.0, slots - gauges["running"])
     return gauges.get("stage.waiting_to_start", 0.0) + max(0.0, loaded - free)
+
+
+def _fetching_beside_free(gauges: Mapping[str, float], slots: int | None) -> float:
+    """Requests that load, or have loaded and are not admitted, and for which there is a slot: what keeps them is the
+    transfer or a late look, and no slot. Where slots are not known, none is free while requests wait to start."""
+    fetching = gauges.get("stage.in_progress", 0.0) + gauges.get("stage.completed_waiting", 0.0)
+    if slots is None:
+        return 0.0 if gauges.get("stage.waiting_to_start") else fetching
+    return min(fetching, max(0.0, slots - gauges["running"]))
 
 
 def by_role(servers: Iterable[Watched]) -> dict[str, Totals]:

@@ -29,7 +29,8 @@ BESIDE_SHARE = 0.10  # of TTFT, for what is a cause beside a larger one
 NOTICED_TURNS = 4.0  # a part shorter than so many tokens of the stream ...
 NOTICED_MS = 50.0  # ... and than this is not what makes a TTFT bad
 SENTENCE_TURNS = 25.0  # tokens of a sentence
-LONG_MS = 300.0  # what everybody notices, whatever the pace of the stream
+SECOND_MS = 1000.0  # after which everybody's thought breaks off, however slow the stream
+UNPACED_MS = 300.0  # a sentence where there is no stream to take its pace from
 
 Part = Callable[[Split], float | None]
 
@@ -78,22 +79,25 @@ class Taken:
     def is_work(self) -> bool:
         return self._is(WORK_SHARE)
 
+    @property
+    def is_noticed(self) -> bool:
+        return self.ms >= (NOTICED_MS if self.pace_ms is None else min(NOTICED_MS, NOTICED_TURNS * self.pace_ms))
+
     def _is(self, limit: float) -> bool:
-        noticed_ms = NOTICED_MS if self.pace_ms is None else min(NOTICED_MS, NOTICED_TURNS * self.pace_ms)
-        if self.ms < noticed_ms:
+        if not self.is_noticed:
             return False
         beside = self.of_ttft.value >= BESIDE_SHARE or self.ms >= self._sentence_ms
         return self.of_ttft.reaches(limit) or (self.of_rest.reaches(limit) and beside)
 
     @property
     def is_long(self) -> bool:
-        """A sentence of the answer is sooner written; or, where it takes most of TTFT, everybody notices."""
-        limit = min(LONG_MS, self._sentence_ms) if self.of_ttft.reaches(WORK_SHARE) else self._sentence_ms
+        """A sentence of the answer is sooner written; or, where it takes most of TTFT, a second."""
+        limit = min(SECOND_MS, self._sentence_ms) if self.of_ttft.reaches(WORK_SHARE) else self._sentence_ms
         return self.ms >= limit
 
     @property
     def _sentence_ms(self) -> float:
-        return LONG_MS if self.pace_ms is None else SENTENCE_TURNS * self.pace_ms
+        return UNPACED_MS if self.pace_ms is None else SENTENCE_TURNS * self.pace_ms
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from pdbench.report.advice import expected_wait_s, slot_advice
-from pdbench.report.causes.case import WAIT_SHARE, Case, Cause, Taken
-from pdbench.report.causes.loop import LOOP_SHARE, held, stall_text
+from pdbench.report.advice import slot_advice
+from pdbench.report.causes.case import Case, Cause, Part, Taken
+from pdbench.report.causes.loop import held_loop, only_for_stalls, stall_text
 from pdbench.report.causes.posting import turn_met_ms, wait_to_post
 from pdbench.report.split import Split
 from pdbench.report.stages import prompt_share
@@ -35,23 +35,9 @@ def decode_slots(case: Case) -> Iterator[tuple[Cause, Taken | None]]:
         numbers.append("how much of TTFT it takes cannot be said without vllm:num_requests_kv_fetch_by_stage")
     if (stall := stall_text(case)) is not None:
         numbers.append(stall)
-    advice = slot_advice(cell, slots, None if taken is None else taken.ms)
+    advice = slot_advice(cell, slots, None if taken is None else taken.ms, held_loop(case))
     confirm = "With more slots, waiting falls to 0 at the same rate."
     yield case.named("decode-slots", taken, numbers, advice, confirm)
-
-
-def only_for_stalls(case: Case) -> bool:
-    """Slots that are full because handoffs hold the loop, and would not be without: then the loop is the cause.
-
-    Without the stalls a request holds its slot the shorter by what they take; the wait that is then to be expected is
-    judged as the measured one is.
-    """
-    loop, demand, slots, rate = held(case), case.slots.demand, case.slots.available, case.cell.offered
-    if loop is None or loop.value < LOOP_SHARE or demand is None or not slots or not rate:
-        return False
-    wait = expected_wait_s(case.cell, demand * (1 - loop.value), slots, demand * (1 - loop.value) / rate)
-    rest = case.mean_ttft_ms - (case.split.for_slots or 0.0)
-    return wait is not None and wait * 1000 < WAIT_SHARE * (rest + wait * 1000)
 
 
 def decode_kv_pool(case: Case) -> Iterator[tuple[Cause, Taken | None]]:
@@ -87,15 +73,20 @@ def decode_kv_pool(case: Case) -> Iterator[tuple[Cause, Taken | None]]:
     )
 
 
-def completion_polling(case: Case) -> Iterator[tuple[Cause, Taken | None]]:
-    """KV that has arrived is noticed late: later than the turn of the loop that was under way."""
+def noticed_late(case: Case) -> Part:
+    """What KV that has arrived waits beyond a turn of the loop and the posts that others make first."""
     expected, thread = turn_met_ms(case), wait_to_post(case)
 
     def late(split: Split) -> float | None:
         poll = split.parts.get("poll")
         return None if poll is None else max(0.0, poll - expected - thread(split))
 
-    taken = case.taken("poll", late)
+    return late
+
+
+def completion_polling(case: Case) -> Iterator[tuple[Cause, Taken | None]]:
+    """KV that has arrived is noticed late: later than the turn of the loop that was under way."""
+    expected, taken = turn_met_ms(case), case.taken("poll", noticed_late(case))
     if case.colocated or taken is None or not taken.is_wait():
         return
     numbers = [

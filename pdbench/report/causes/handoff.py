@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 
 from pdbench.littles_law.kv import effective_gb_s
 from pdbench.report.causes.case import Case, Cause, Taken
-from pdbench.report.causes.loop import LOOP_SHARE, held
+from pdbench.report.causes.loop import EXPLAINS, LOOP_SHARE, held, posts_on_loop
 from pdbench.report.causes.posting import posting, wait_to_post
 from pdbench.report.split import Split
 
 COPIED_IN_POST = 0.9  # of the transfer time spent in its post
 LINK_SHARE = 0.3  # of the declared link: below, the KV does not go where it was meant to
+FASTEST_GB_S = 1000.0  # no link of one GPU is faster: NVLink 5 carries 900 GB/s
+BEYOND_LINK = 1.5  # times what the link is declared to carry
 POST_US = 4.0  # to post a descriptor, as published for RDMA transports (2.4 to 3.9 us)
 SLOW_POST_US = 20.0  # beyond, posting is slow for another reason than the number of descriptors
 
@@ -77,9 +80,32 @@ def _in_post(case: Case, taken: Taken) -> str:
 
 
 def copied_in_post(case: Case) -> bool:
-    """The bytes move while they are posted (shared memory, same host): posting takes the whole transfer."""
+    """Whether the bytes are known to move while they are posted (shared memory, same host).
+
+    Posting takes the whole transfer, and grows with the bytes over this run's prompt lengths; or what is left of the
+    transfer is too short for them on any link. With one length and a link that may have carried them afterwards, a
+    copy and a post that is slow in itself look the same (`unknown.unnamed_post`).
+    """
     posted, moved = case.split.get("post"), case.split.get("transfer")
-    return posted >= COPIED_IN_POST * (posted + moved) and held(case) is None and fragments_ms(case) is None
+    if posted < COPIED_IN_POST * (posted + moved) or posts_on_loop(case) or fragments_ms(case) is not None:
+        return False
+    by_bytes = case.peers.post_of_bytes_ms()
+    if by_bytes is not None:
+        return by_bytes >= EXPLAINS * posted
+    return (rest := speed_after_post_gb_s(case)) is not None and rest > _fastest_gb_s(case)
+
+
+def speed_after_post_gb_s(case: Case) -> float | None:
+    """At which the bytes must have moved if none of them did so while they were posted."""
+    nbytes, moved_ms = case.cell.window.mean_s(case.mover, "nixl_nbytes"), case.split.get("transfer")
+    if nbytes is None:
+        return None
+    return nbytes / moved_ms / 1e6 if moved_ms > 0 else math.inf
+
+
+def _fastest_gb_s(case: Case) -> float:
+    link = case.cell.deployment.get("link_gb_s")
+    return FASTEST_GB_S if link is None else BEYOND_LINK * float(link)
 
 
 def _against_link(speed: float | None, link: float | None) -> str:

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from pdbench.littles_law.batch import Tpot
 from pdbench.littles_law.slots import implied_stall_s
-from pdbench.report.causes.case import NOTICED_TURNS, Case, Cause, Part, Taken
+from pdbench.report.advice import HeldLoop, expected_wait_s
+from pdbench.report.causes.case import NOTICED_TURNS, WAIT_SHARE, Case, Cause, Part, Taken
 from pdbench.report.grid import through_origin
 from pdbench.report.split import Split
 from pdbench.report.turns import Estimate, Turns, turns_of
@@ -28,19 +30,33 @@ def post(split: Split) -> float | None:
 def held(case: Case) -> Estimate | None:
     """Share of decode's time for which handoffs hold its loop, with its interval; `None` when gaps show none.
 
-    From what gaps lost, as far as handoffs explain it: by NIXL's post time in pull, else by the regression.
+    From what gaps lost, as far as handoffs explain it: by NIXL's post time in pull, else by the turns that end with a
+    first token, or by the regression.
     """
     turns = case.turns
     if turns is None or case.colocated or turns.lost.value <= 0:
         return None
     if posts_on_loop(case):
-        return turns.lost
+        return _by_posts(case, turns)
     if preempted(case):
         return None
+    if (direct := turns.lost_at_first).low > 0 and direct.value >= EXPLAINS * turns.lost.value:
+        return Estimate(turns.lost.value, max(turns.lost.low, direct.low), max(turns.lost.high, direct.high))
     stall = turns.stall_ms
     if stall is None or stall.low <= 0 or turns.handoffs_s * stall.value / 1000 < EXPLAINS * turns.lost.value:
         return None
     return turns.lost
+
+
+def _by_posts(case: Case, turns: Turns) -> Estimate:
+    """NIXL counts the posts and their time, so where they account for what streams lose, it is as sure as their number:
+    blocks of time differ the more the longer their turns are, which says nothing against it."""
+    posts = case.cell.answers.count("ok") * min(1.0, turns.busy_s / max(case.cell.send_s, 1e-9))
+    lost = turns.lost
+    if not posts or not EXPLAINS * lost.value <= posted_share(case) <= lost.value / EXPLAINS:
+        return lost
+    reach = lost.value * 1.96 / posts**0.5
+    return Estimate(lost.value, max(lost.low, lost.value - reach), min(lost.high, lost.value + reach))
 
 
 def preempted(case: Case) -> bool:
@@ -70,13 +86,30 @@ def own_stall(turns: Turns) -> Part:
     return longer
 
 
+def before_answers(case: Case, turns: Turns) -> Part:
+    """What a held loop costs before the first token: one's own post, and turns that are no quiet ones until the KV is
+    noticed and in the first step."""
+    own, posted = own_stall(turns), posts_on_loop(case)
+
+    def whole(split: Split) -> float | None:
+        late = max(0.0, split.get("poll") - turns.quiet_ms)
+        return (own(split) or 0.0) + late + (split.get("post") if posted else 0.0)
+
+    return whole
+
+
 def engine_loop_blocking(case: Case) -> Iterator[tuple[Cause, Taken | None]]:
     """Handoffs take a tenth of the loop, or posting takes half of a TTFT and holds the loop meanwhile."""
     loop, turns = held(case), case.turns
     if loop is None or turns is None:
         return
     taken = case.taken("post", post) if posts_on_loop(case) else case.taken("first step", own_stall(turns))
-    much = loop.value >= LOOP_SHARE and loop.low >= SURE_LOOP_SHARE and lost_turns(case, turns) >= NOTICED_TURNS
+    much = loop.value >= LOOP_SHARE and loop.low >= SURE_LOOP_SHARE
+    if much and lost_turns(case, turns) < NOTICED_TURNS:  # answers too short to lose much: what then comes before them?
+        felt = [case.taken("loop", before_answers(case, turns))]
+        felt += [case.taken("slots", lambda split: split.for_slots)] if case.slots.reached else []
+        taken = next((found for found in felt if found is not None and found.is_wait()), None)
+        much = taken is not None
     if not much and not (posts_on_loop(case) and taken is not None and taken.is_work()):
         return
     numbers = [
@@ -86,12 +119,21 @@ def engine_loop_blocking(case: Case) -> Iterator[tuple[Cause, Taken | None]]:
     if posts_on_loop(case):
         numbers.append(
             f"posting takes {case.split.get('post'):,.0f} ms a request on the loop,"
-            f" {posted_share(case):.0%} of it at {turns.handoffs_s:.2f} handoffs/s"
+            f" {min(1.0, posted_share(case)):.0%} of it at {turns.handoffs_s:.2f} handoffs/s"
         )
-    elif (stall := turns.stall_ms) is not None:
-        numbers.append(f"a handoff holds it for {stall.value:,.0f} ms ({stall.low:,.0f} to {stall.high:,.0f})")
+    else:
+        if (stall := turns.stall_ms) is not None and stall.low > 0:
+            numbers.append(f"a handoff holds it for {stall.value:,.0f} ms ({stall.low:,.0f} to {stall.high:,.0f})")
+        else:
+            numbers.append(f"{turns.lost_at_first.value:.0%} in turns that end with another stream's first token")
         if case.pull and "post" in case.split.parts:
             numbers.append(f"NIXL's post time is {case.split.get('post'):,.0f} ms: something else holds it")
+    slots = case.taken("slots", lambda split: split.for_slots) if case.slots.reached else None
+    if slots is not None and slots.is_wait() and only_for_stalls(case):
+        numbers.append(
+            f"waiting for a slot takes {case.of_ttft(slots.ms)}: there were enough if the loop were not held"
+        )
+        taken = slots
     numbers += [text for text in (stall_text(case), across_rates(case)) if text is not None]
     advice = (
         "Move posting off decode's loop: push (prefill posts on a thread of its own), or a connector that posts on one"
@@ -105,6 +147,35 @@ def engine_loop_blocking(case: Case) -> Iterator[tuple[Cause, Taken | None]]:
         advice + ".",
         "TPOT at the same batch falls when handoffs stop: stream long answers without new arrivals.",
     )
+
+
+def only_for_stalls(case: Case) -> bool:
+    """Slots that are full because handoffs hold the loop, and would not be without: then the loop is the cause.
+
+    Without the stalls a request holds its slot the shorter by what they take; the wait that is then to be expected is
+    judged as the measured one is.
+    """
+    loop, demand, slots, rate = held(case), case.slots.demand, case.slots.available, case.cell.offered
+    if loop is None or loop.value < LOOP_SHARE or loop.low < SURE_LOOP_SHARE or demand is None or not slots or not rate:
+        return False
+    wait = expected_wait_s(case.cell, demand * (1 - loop.value), slots, demand * (1 - loop.value) / rate)
+    rest = case.mean_ttft_ms - (case.split.for_slots or 0.0)
+    return wait is not None and wait * 1000 < WAIT_SHARE * (rest + wait * 1000)
+
+
+def held_loop(case: Case) -> HeldLoop | None:
+    """What handoffs do to any batch on this loop; `None` where they hold it for less than a tenth of its time."""
+    turns, tokens, rate = case.turns, case.cell.answers.mean(case.cell.answers.output_tokens), case.cell.rate
+    if turns is None or held(case) is None or not tokens or rate is None:
+        return None
+    posting = posts_on_loop(case)
+    stall_ms = case.split.get("post") if posting else turns.stall_ms.value if turns.stall_ms is not None else 0.0
+    decoders = max(1, case.cell.servers("decode"))
+    share = rate * stall_ms / 1000 / decoders
+    if share < LOOP_SHARE:
+        return None
+    tpot = Tpot.measured(turns.quiet_ms, turns.slope_ms or 0.0, turns.streams)
+    return HeldLoop(stall_ms, share, Tpot(tpot.alone_ms, tpot.slope_ms + stall_ms / tokens / decoders), posting)
 
 
 def lost_turns(case: Case, turns: Turns) -> float:

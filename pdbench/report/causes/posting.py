@@ -11,24 +11,50 @@ from collections.abc import Callable
 import numpy as np
 
 from pdbench.report.causes.case import Case, Part
+from pdbench.report.demand import engine_gauge
 from pdbench.report.split import Split
-from pdbench.report.stages import LOADING
+from pdbench.report.stages import LOADING, no_slot_free
 from pdbench.report.statistics import Floats
 
 
 def turn_met_ms(case: Case) -> float:
     """What a healthy engine takes at most to notice: one turn of its loop, of the kind that is met at random, and in
-    pull the posts of others that began together with one's own."""
-    turn = case.turns.met_ms if case.turns is not None else (case.pace_ms or 0.0)
-    return turn + (posts_met(case) * case.split.get("post") if case.pull else 0.0)
+    pull the posts of others that begin before one's own or together with it.
+
+    While no stream runs the loop looks all the time, but for the turns that give new streams their first tokens.
+    """
+    turns = case.turns
+    if turns is None:
+        turn = case.pace_ms or 0.0
+    else:
+        busy = min(1.0, turns.busy_s / case.cell.send_s) if case.cell.send_s > 0 else 1.0
+        first_s = case.split.get("first_step") / 1000
+        turn = busy * turns.met_ms + (1 - busy) * 1000 * (case.cell.offered or 0.0) * first_s**2
+    return turn + (posts_met_ms(case) if case.pull else 0.0)
 
 
-def posts_met(case: Case) -> float:
-    """Loads of others that a load finds in progress, on average: most start together, when a slot becomes free."""
-    met = loads = 0.0
-    for _, _, _, gauge in case.cell.window.gauges("decode", "kv_fetch_stage", stage=LOADING):
-        met, loads = met + float((gauge.value**2).sum()), loads + float(gauge.value.sum())
-    return max(0.0, met / loads - 1) if loads > 0 else 0.0
+def posts_met_ms(case: Case) -> float:
+    """Posts of others that a load meets, on average, where they are made on decode's loop.
+
+    A slot that becomes free starts the loads of all that wait, so that each meets the others. While slots are free a
+    load begins when its request comes: then it meets what the queue for the loop has, before its own post and after.
+    Loads that are merely noticed late are in progress together too, and make nobody wait.
+    """
+    cell, post_ms = case.cell, case.split.get("post")
+    together = loads = free = 0.0
+    for _, page in cell.window.pages("decode"):
+        for engine in page.engines() or [""]:
+            gauge = engine_gauge(page, engine, "kv_fetch_stage", stage=LOADING)
+            if gauge is None:
+                continue
+            full = no_slot_free(cell, page, engine, gauge)
+            together += float((gauge.value * np.maximum(gauge.value - 1, 0.0))[full].sum())
+            loads += float(gauge.value.sum())
+            free += float(gauge.value[~full].sum())
+    if loads <= 0:
+        return 0.0
+    queued_ms = _queued_ms(np.sort(cell.answers.sent[cell.answers.ok]), post_ms / 1000, max(1, cell.servers("decode")))
+    return (together * post_ms + free * 2 * queued_ms) / loads
 
 
 def wait_to_post(case: Case) -> Callable[[Split], float]:

@@ -4,12 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from pdbench.report.causes.case import Case, Cause, Taken
-from pdbench.report.causes.handoff import copied_in_post, fragments_ms
-from pdbench.report.causes.loop import held
+from pdbench.report.causes.case import WAIT_SHARE, WORK_SHARE, Case, Cause, Part, Taken
+from pdbench.report.causes.decode import noticed_late
+from pdbench.report.causes.handoff import copied_in_post, fragments_ms, speed_after_post_gb_s
+from pdbench.report.causes.loop import own_stall, posts_on_loop
 from pdbench.report.causes.posting import posting
 from pdbench.report.cell import PUSH
+from pdbench.report.finding import VOID
+from pdbench.report.split import Split
 from pdbench.report.stages import POLL_STEPS, stages_of
+
+ODD_SHARE = 0.1  # of what is unnamed: a smaller part of it is not worth a word
+ENOUGH_REQUESTS = 300
 
 
 def unnamed_wait(case: Case) -> Iterator[tuple[Cause, Taken | None]]:
@@ -43,22 +49,39 @@ def unnamed_post(case: Case) -> Iterator[tuple[Cause, Taken | None]]:
     taken = case.taken("post", posting(case))
     if taken is None or not taken.is_work():
         return
-    if held(case) is not None or fragments_ms(case) is not None or copied_in_post(case):
+    if posts_on_loop(case) or fragments_ms(case) is not None or copied_in_post(case):
         return
     numbers = [f"posting the transfer takes {case.of_ttft(taken.ms)}"]
     if case.pull and case.turns is not None:
         numbers.append(f"streams lose {max(0.0, case.turns.lost.value):.0%} of their time: it does not hold their loop")
-    if (descriptors := case.cell.window.mean_s(case.mover, "nixl_descriptors")) is None:
-        numbers.append("vllm:nixl_num_descriptors, which would tell fragments from a slow post, was not scraped")
-    else:
-        numbers.append(f"{descriptors:,.0f} descriptors are too few to explain it")
+    numbers.append(_descriptors(case))
+    nbytes, posted = case.cell.window.mean_s(case.mover, "nixl_nbytes"), case.split.get("post")
+    by_bytes, rest = case.peers.post_of_bytes_ms(), speed_after_post_gb_s(case)
+    if by_bytes is not None:
+        numbers.append(f"over this run's prompt lengths {by_bytes:,.0f} ms of it grow with the bytes: it is no copy")
+    elif nbytes is not None and posted > 0 and rest is not None:
+        numbers.append(
+            f"with prompts of one length a copy of the {nbytes / 1e6:,.1f} MB in the post, at"
+            f" {nbytes / posted / 1e6:.3g} GB/s, looks the same as a post that is slow in itself (memory registration,"
+            f" the driver), after which the bytes move at {rest:.3g} GB/s"
+        )
     yield case.named(
         "not-distinguishable",
         taken,
         numbers,
-        "Measure such a transfer with pdbench probe-transfer, and look for memory registration in the post.",
+        "Measure such a transfer with pdbench probe-transfer, and look for memory registration in the post."
+        if by_bytes is not None
+        else "Sweep two prompt lengths, one twice the other (--prompt-lens): a post that grows with the bytes copies"
+        " them, one that doesn't is slow in itself; pdbench probe-transfer measures one alone.",
         "A transfer alone on the idle pair posts as long.",
     )
+
+
+def _descriptors(case: Case) -> str:
+    descriptors = case.cell.window.mean_s(case.mover, "nixl_descriptors")
+    if descriptors is None:
+        return "vllm:nixl_num_descriptors, which would tell fragments from a slow post, was not scraped"
+    return f"{descriptors:,.0f} descriptors are too few to explain it"
 
 
 def unnamed_leg(case: Case) -> Iterator[tuple[Cause, Taken | None]]:
@@ -78,3 +101,56 @@ def unnamed_leg(case: Case) -> Iterator[tuple[Cause, Taken | None]]:
         "Send one request alone: what its leg is shorter by is queue.",
         "The leg of a request alone is compute and transfer.",
     )
+
+
+def unnamed_rest(case: Case) -> Iterator[tuple[Cause, Taken | None]]:
+    """What is left when every other cause has been looked for: parts of the handoff that are no work and no queue for
+    a slot or for prefill, each too small or too unsure by itself to say what it is, and together too much for silence.
+    """
+    if case.colocated or case.cell.mode is None or case.cell.dynamo:
+        return
+    parts = {key: part for key, part in _odd_parts(case).items() if key not in case.removed}
+
+    def together(split: Split) -> float:
+        return sum(max(0.0, part(split) or 0.0) for part in parts.values())
+
+    taken = case.taken("handoff", together)
+    if taken is None or not taken.is_noticed:
+        return
+    if not (taken.of_ttft.reaches(WAIT_SHARE) or taken.of_ttft.value >= WORK_SHARE):
+        return
+    sizes = {key: max(0.0, part(case.split) or 0.0) for key, part in parts.items()}
+    texts = [_odd_text(case, key, ms) for key, ms in sizes.items() if ms >= ODD_SHARE * taken.ms]
+    requests = case.cell.answers.count("ok")
+    yield case.named(
+        "not-distinguishable",
+        taken,
+        [
+            f"{case.of_ttft(taken.ms)} pass in the handoff and neither in work nor in a queue",
+            *texts,
+            f"which of completion-polling, engine-loop-blocking and slow posting it is cannot be told from {requests:,}"
+            " requests",
+        ],
+        f"Repeat with --num-prompts {max(ENOUGH_REQUESTS, 4 * requests):,} and long answers, so that streams run beside"
+        " the handoffs: the gaps between their tokens say whether handoffs hold the loop.",
+        "Decode alone at a low rate is as late (completion-polling), or is not (engine-loop-blocking).",
+    )
+
+
+def _odd_parts(case: Case) -> dict[str, Part]:
+    """Parts that a healthy handoff lacks, beyond what is healthy of them; by the key under which a cause takes them."""
+    found: dict[str, Part] = {"poll": noticed_late(case)}
+    if case.turns is not None:
+        found["first step"] = own_stall(case.turns)
+    ours = any(finding.code == "client-saturated" and finding.severity == VOID for finding in case.findings)
+    if "first_step" in case.split.parts and not ours:  # else decode was not looked at, or sends were late
+        found["unexplained"] = lambda split: case.split.get("unexplained")
+    return found
+
+
+def _odd_text(case: Case, key: str, ms: float) -> str:
+    if key == "poll":
+        return f"KV that has arrived is noticed {ms:,.0f} ms later than a turn of the loop explains"
+    if key == "first step" and case.turns is not None:
+        return f"decode's first step takes {ms:,.0f} ms more than the {case.turns.quiet_ms:.1f} ms of another turn"
+    return f"{ms:,.0f} ms show in no series that was scraped"
