@@ -93,7 +93,7 @@ def main() -> None:
 
 
 def show(counts: dict[tuple[str, str], Counter[str]]) -> None:
-    names = [*FAULTS, "not-distinguishable", NONE]
+    names = [*(name for name in FAULTS if name != "slow-post"), "not-distinguishable", NONE]
     head = "".join(f"{short(name):>7}" for name in names)
     print(f"{'planted':<44}{'dose':<8}{'runs':>5}{'recall':>8}{'surplus':>9}  {head}")
     for (row, dose), count in sorted(counts.items(), key=lambda pair: (pair[0][0] == "healthy", "+" in pair[0][0])):

@@ -188,6 +188,17 @@ def transfer_fragmentation(plant: Plant, dose: Dose) -> Plant:
     return replace(found, implied=(*found.implied, "engine-loop-blocking")) if plant.mode == "pull" else found
 
 
+def slow_post(plant: Plant, dose: Dose) -> Plant:
+    """Posting that takes most of TTFT by itself, whatever is posted: it holds decode's loop in pull; on a thread of its
+    own, with prompts of one length, nobody can tell it from a copy."""
+    geometry = plant.geometry
+    share = 0.5 + dose.share / 2
+    taking = max(geometry.ttft_s * share / (1 - share), dose.at_least_turns * geometry.turn_s(2))
+    cause = "engine-loop-blocking" if plant.mode == "pull" else "not-distinguishable"
+    found = plant.and_also(cause, post_fixed_ms=1000 * taking)
+    return roomy(found.with_rate(min(plant.rate, 0.25 / taking)))
+
+
 def engine_loop_blocking(plant: Plant, dose: Dose) -> Plant:
     """Each handoff holds decode's loop for so long that handoffs take `loop` of its time: posting in pull, another
     thing in push."""
@@ -231,6 +242,7 @@ FAULTS: dict[str, Planting] = {
     "completion-polling": completion_polling,
     "proxy": proxy,
     "engine-loop-blocking": engine_loop_blocking,
+    "slow-post": slow_post,
     "decode-slots": decode_slots,
     "decode-kv-pool": decode_kv_pool,
     "admission": admission,
@@ -251,6 +263,8 @@ PAIRS = (
     ("transfer-bandwidth", "proxy"),
     ("transfer-bandwidth", "engine-loop-blocking"),
     ("completion-polling", "proxy"),
+    ("completion-polling", "engine-loop-blocking"),
+    ("completion-polling", "slow-post"),
     ("admission", "proxy"),
 )
 
