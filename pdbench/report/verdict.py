@@ -106,17 +106,21 @@ def _good(cell: Mapping[str, Any]) -> str:
         first = causes[0]
         share = f" ({share_of_ttft(first)})" if share_of_ttft(first) else ""
         return f"{text}; {first['cause']}{share}: {_first_sentence(first['advice'])}"
+    if is_imported(cell):
+        return f"{text}{_warned(cell)}. Causes could not be looked for: an imported run has no server pages."
     unknown = cell.get("ttft_split_ms", {}).get("unexplained", 0.0)
     if mean and unknown > UNKNOWN_SHARE * mean and unknown > UNKNOWN_MS:
         return f"{text}; where {unknown / mean:.0%} of TTFT goes was not measured (see metrics-missing)."
-    if is_imported(cell):
-        return f"{text}{_warned(cell)}. Causes could not be looked for: an imported run has no server pages."
     return f"{text}. No cause stands out."
 
 
 def _warned(cell: Mapping[str, Any]) -> str:
     """What is flagged of an imported cell, in short: nothing else was seen of it."""
-    flags = [v for v in cell["validity"] if v["severity"] == "warn" and v["code"] not in ("imported", TOO_FEW)]
+    flags = [
+        v
+        for v in cell["validity"]
+        if v["severity"] == "warn" and v["code"] not in ("imported", "metrics-missing", TOO_FEW)
+    ]
     if not flags:
         return ""
     flags.sort(key=lambda v: v["code"] != "not-steady-state")
@@ -152,13 +156,19 @@ def run_verdict(
     judged = [cell for cell in cells if not is_cut(cell)] or cells
     void = [cell for cell in judged if is_void(cell)]
     valid = [cell for cell in judged if not is_void(cell)]
+    foreign = [cell for cell in valid if is_imported(cell)]
+    # Of another tool's file nothing calls a cell valid: what voids it may not be in there.
+    sound = "not void by what its file tells" if foreign else "valid"
     if void:
         are = "is" if len(valid) == 1 else "are"
-        said = f"{len(valid):,} of {counted(len(judged), 'cell')} {are} valid" if valid else "No cell is valid"
+        said = f"{len(valid):,} of {counted(len(judged), 'cell')} {are} {sound}" if valid else "No cell is valid"
         return followable(f"{prefix}{said}; {_named(min(void, key=_tells), several)}", simulated)
+    if flagged := [cell for cell in foreign if _warned(cell)]:
+        are = "The cell is" if len(valid) == 1 else f"{len(flagged):,} of {len(valid):,} cells are"
+        return f"{prefix}{are} flagged, and not shown to be valid; {_named(max(flagged, key=_load), several)}"
     named = [cell for cell in valid if cell["diagnosis"]]
     telling = max(named or valid, key=_share if named else _load)
-    said = f"All {len(valid):,} cells are valid" if len(valid) > 1 else "The cell is valid"
+    said = f"All {len(valid):,} cells are {sound}" if len(valid) > 1 else f"The cell is {sound}"
     return f"{prefix}{said}; {'' if named or len(valid) == 1 else 'the busiest, '}{_named(telling, several)}"
 
 

@@ -206,12 +206,14 @@ def test_an_overload_is_flagged_without_end_to_end_latencies(tmp_path):
     assert "not-steady-state" in codes(cell, "warn") and "mean_e2el_ms" not in cell
     assert "take 9 s" in summary["verdict"] and "1 req/s were answered to the last, 4 asked" in summary["verdict"]
     assert "flagged (not-steady-state)" in summary["verdict"]
+    assert "The cell is flagged, and not shown to be valid; 4 req/s" in summary["verdict"]
 
 
 def test_an_import_claims_nothing_that_its_file_does_not_say(tmp_path):
     summary = imported(tmp_path, "vllm-plain.json")
     page = (tmp_path / "run" / "report.html").read_text()
     assert "Causes could not be looked for" in summary["verdict"] and "flagged" not in summary["verdict"]
+    assert "The cell is not void by what its file tells; " in summary["verdict"]
     for false in ("No cause stands out", "no request was answered.", "no answer had two tokens"):
         assert false not in summary["verdict"] + page
     assert page.count("the imported file does not hold the send time of every request") == 2
