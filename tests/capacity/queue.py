@@ -33,7 +33,9 @@ def probe(cell: int, rate: float, requests: int, slots: int, p99: float, rng: np
     values = (float(np.quantile(wait, 0.99)),)
     spent_s = float(arrives[-1] + wait[-1] + 1)
     took_s = 1 + float(wait.mean())
-    return Probe(cell, rate, requests, spent_s, (Batches(rate, over, of),), values, steady, late, took_s, float(slots))
+    return Probe(
+        cell, rate, requests, spent_s, (Batches(rate, over, of, 100.0),), values, steady, late, took_s, float(slots)
+    )
 
 
 def search(slots: int, p99: float, seed: int, budget_s: float = 1e9) -> tuple[Found, str, list[Probe]]:

@@ -43,15 +43,30 @@ class Crossing:
 
 @dataclass(frozen=True, slots=True)
 class Batches:
-    """The batches of one probe."""
+    """The batches of one probe. `most` is the ratio when every request misses the limit of a percentile."""
 
     rate: float
     over: Floats
     of: Floats
+    most: float = math.inf
+
+    @property
+    def ratio(self) -> float | None:
+        of = float(self.of.sum())
+        return float(self.over.sum()) / of if of > 0 else None
+
+    @property
+    def saturated(self) -> bool:
+        """More than half miss it: such a share bends towards 1, and no longer grows with the rate as below."""
+        return self.ratio is not None and self.ratio > self.most / 2
 
 
 def crossing(probes: Sequence[Batches]) -> Crossing | None:
-    """Where the ratio crosses 1; None where the probes do not say: one rate, nothing over, no rise with the rate."""
+    """Where the ratio crosses 1; None where the probes do not say: one rate, nothing over, no rise with the rate.
+
+    Saturated probes say on which side they are, which the bracket knows, and nothing of where the line crosses.
+    """
+    probes = [probe for probe in probes if not probe.saturated]
     if len({probe.rate for probe in probes}) < 2 or not any(probe.over.any() for probe in probes):
         return None
     centre = math.exp(float(np.mean([math.log(probe.rate) for probe in probes])))

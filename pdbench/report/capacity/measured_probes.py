@@ -91,7 +91,7 @@ def probe_of(cell: Measured, slos: Sequence[Slo]) -> Probe:
         rate=rate,
         requests=len(answers),
         spent_s=sum(part.entry["end_s"] - part.entry["start_s"] for part in cell.parts) + SETTLE_S,
-        batches=tuple(Batches(rate, *batched(standing(answers, slo))) for slo in slos),
+        batches=tuple(_batches(rate, answers, slo) for slo in slos),
         values=values,
         steady="not-steady-state" not in voids,
         achieved=cell.achieved,
@@ -99,6 +99,11 @@ def probe_of(cell: Measured, slos: Sequence[Slo]) -> Probe:
         carries=min(carried, default=None),
         doubt=_doubt(answers, voids) or ", ".join(lacking),
     )
+
+
+def _batches(rate: float, answers: Answers, slo: Slo) -> Batches:
+    over, of = batched(standing(answers, slo))
+    return Batches(rate, over, of, slo.most)
 
 
 def _doubt(answers: Answers, voids: Sequence[str]) -> str:

@@ -33,7 +33,7 @@ class Probe:
 
     @property
     def ratios(self) -> tuple[float | None, ...]:
-        return tuple(float(b.over.sum() / b.of.sum()) if b.of.sum() > 0 else None for b in self.batches)
+        return tuple(each.ratio for each in self.batches)
 
     @property
     def overloaded(self) -> bool:

@@ -22,6 +22,9 @@ COARSE_AT_MOST = 400
 COARSE_SHARE = 0.2  # of what a deciding probe takes
 RELAXATIONS = 200.0
 FEWEST, MOST_REQUESTS = 400, 8000
+FEWEST_STAYS = (
+    160  # times as long as one request stays: with many slots 8,000 requests pass before a queue has built up
+)
 UNKNOWN_USE = 0.8  # of what the deployment carries, while that is not known
 BUSIEST = 0.95
 ABOVE = 1.25  # times what the tiers should carry: surely too much
@@ -158,7 +161,9 @@ def needed_requests(rate: float, probes: Sequence[Probe]) -> int:
     """Requests of a probe at this rate that lets the queue show itself."""
     most = carried(probes)
     use = UNKNOWN_USE if most is None else min(rate / most, BUSIEST)
-    return math.ceil(min(max(RELAXATIONS * use / (1 - use) ** 2, FEWEST), MOST_REQUESTS))
+    alone_s = min((p.request_s for p in probes if p.request_s is not None), default=0.0)
+    enough = max(MOST_REQUESTS, FEWEST_STAYS * rate * alone_s)
+    return math.ceil(min(max(RELAXATIONS * use / (1 - use) ** 2, FEWEST), enough))
 
 
 def is_deciding(probe: Probe, probes: Sequence[Probe]) -> bool:
@@ -204,6 +209,8 @@ def _wanted(probes: Sequence[Probe], so_far: Found) -> Step | str:
     if fails > CLOSE * holds:
         rate = math.sqrt(holds * fails)
         return Step(rate, _coarse(rate, probes))
+    if so_far.slope is None and not only_overload(probes) and (halfway := _between_decided(probes)) is not None:
+        return Step(halfway, needed_requests(halfway, probes))
     near = so_far.rate or math.sqrt(holds * fails)
     decided = [probe.rate for probe in probes if not probe.doubt and is_deciding(probe, probes)]
     side = SIDE if so_far.slope is None else min(SIDE, max(CLOSEST_SIDE, ASKED_SPAN / so_far.slope))
@@ -214,6 +221,15 @@ def _wanted(probes: Sequence[Probe], so_far: Found) -> Step | str:
     if only_overload(probes):
         return Step(rate, min(requests, OVERLOAD_REQUESTS))
     return Step(rate, requests * (1 + so_far.deciding // LONGER_AFTER))
+
+
+def _between_decided(probes: Sequence[Probe]) -> float | None:
+    """Between the highest rate that held for sure and the lowest that failed: a tail so steep that all probes have
+    either nothing over the limit or nearly everything crosses there."""
+    decided = [probe for probe in probes if not probe.doubt and is_deciding(probe, probes)]
+    holds = max((probe.rate for probe in decided if probe.holds), default=None)
+    fails = min((probe.rate for probe in decided if not probe.holds), default=None)
+    return math.sqrt(holds * fails) if holds is not None and fails is not None and holds < fails else None
 
 
 def _lower(probes: Sequence[Probe], fails: float | None, limit: float | None) -> Step | str:

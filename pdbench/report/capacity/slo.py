@@ -7,6 +7,7 @@ their sums' ratio is 1 where the SLO is just met, below where it holds.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -34,6 +35,11 @@ class Slo:
     def allowed(self) -> float:
         """The share of requests (of gaps, for ITL) that may miss the limit."""
         return 1 - self.limit if self.metric == ATTAINED else 1 - self.quantile
+
+    @property
+    def most(self) -> float:
+        """The ratio of `standing` when every request misses the limit; a mean knows no bound."""
+        return math.inf if self.statistic == "mean" else 1 / self.allowed
 
     @property
     def quantile(self) -> float:
