@@ -213,7 +213,13 @@ class Run:
     def finish(self) -> None:
         """Join everything into the three tables of the contract; parts and JSON lines go when that is safe."""
         for table in TABLES:
-            self._write(self.path / f"{table}.parquet", table, self.pieces(table))
+            whole = self.path / f"{table}.parquet"
+            parts, live = ([*(self.path / folder).glob(f"{table}-*")] for folder in ("parts", "live"))
+            if len(parts) == 1 and not live and not whole.exists():
+                with storing(whole):
+                    parts[0].replace(whole)
+            else:
+                self._write(whole, table, self.pieces(table))
         for folder in ("parts", "live"):
             for file in (self.path / folder).glob("*"):
                 file.unlink()
@@ -289,10 +295,10 @@ class Run:
         """The same as arrays, for which nobody waits for pandas."""
         return tables.columns(self.pieces(name, columns), _schema(name, columns))
 
-    def ids(self) -> pyarrow.ChunkedArray:
-        """The ids of all requests, in the order of the other columns."""
-        schema = _schema("requests", ("request_id",))
-        return tables.arrow().concat_tables([schema.empty_table(), *self.pieces("requests", schema.names)])[0]
+    def ids(self, table: str = "requests") -> pyarrow.ChunkedArray:
+        """The ids of all requests, in the order of the table's other columns."""
+        schema = _schema(table, ("request_id",))
+        return tables.arrow().concat_tables([schema.empty_table(), *self.pieces(table, schema.names)])[0]
 
     def pieces(self, table: str, columns: Sequence[str] | None = None) -> Iterator[pyarrow.Table]:
         """A table as far as the directory holds it, in pieces: whole, parts and JSON lines."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -14,7 +14,6 @@ from pdbench.report import steady_state
 from pdbench.report.answers import Answers, Load, counts, latencies, pooled, rates
 from pdbench.report.cell import Measured
 from pdbench.report.shapes import Stretch, class_rates, in_stretch, loads, of_class, stretches, turns
-from pdbench.report.steady_state import Steadiness
 
 
 def breakdown(cell: Measured) -> dict[str, Any]:
@@ -139,11 +138,3 @@ def _turn(cell: Measured, turn: int) -> dict[str, Any]:
         "cached_share": cached,
         **latencies(answers),
     }
-
-
-def steadiness(cell: Measured) -> Iterator[Steadiness]:
-    """The steady-state judgement of each repeat."""
-    even = cell.plan.get("trace") is None
-    for part in cell.parts:
-        load = part.load
-        yield steady_state.judge(load.answers, load.start, load.send_end, cell.rate, cell.streams, even=even)

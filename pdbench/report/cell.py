@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 from pdbench.report.answers import Answers, Load, pooled
+from pdbench.report.steady_state import Steadiness, judge
+from pdbench.report.turns import Turns, turns_of
 from pdbench.report.window import Segment, Window
 
 PULL, PUSH, COLOCATED = "pull", "push", "colocated"
@@ -27,9 +30,9 @@ class Part:
         return found
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, eq=False)
 class Measured:
-    """A cell with the repeats that are judged together."""
+    """A cell with the repeats that are judged together. What is asked of it often is reckoned once."""
 
     plan: Mapping[str, Any]
     cell: Mapping[str, Any]  # of the plan's cells
@@ -94,13 +97,25 @@ class Measured:
                 return mode
         return None
 
+    @cached_property
+    def steadiness(self) -> Sequence[Steadiness]:
+        """The steady-state judgement of each repeat."""
+        even = self.plan.get("trace") is None
+        loads = [part.load for part in self.parts]
+        return [judge(x.answers, x.start, x.send_end, self.rate, self.streams, even=even) for x in loads]
+
+    @cached_property
+    def turns(self) -> Turns | None:
+        """Turns of decode's loop, as if a handoff's first token came with it."""
+        return turns_of(self.answers, 0.0)
+
     @property
     def dynamo(self) -> bool:
         return "dynamo" in str(self.deployment.get("engine") or "").lower()
 
     def only(self, part: Part) -> Measured:
         """The same cell with this repeat alone."""
-        return measured(self.plan, self.cell, self.deployment, [part])
+        return self if len(self.parts) == 1 else measured(self.plan, self.cell, self.deployment, [part])
 
 
 def measured(

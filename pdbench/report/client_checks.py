@@ -8,7 +8,7 @@ import numpy as np
 
 from pdbench.report.answers import FAILURES
 from pdbench.report.arrivals_check import arrivals_off
-from pdbench.report.breakdown import kept_up, steadiness
+from pdbench.report.breakdown import kept_up
 from pdbench.report.cell import Measured
 from pdbench.report.client_health import client_saturated, connection_cost
 from pdbench.report.demand import slots_of
@@ -37,7 +37,7 @@ def _not_steady(cell: Measured) -> Iterator[Finding]:
     if cell.stages:
         yield _moving(cell)
         return
-    seen = next(steadiness(cell))
+    seen = cell.steadiness[0]
     slots = slots_of(cell)
     reasons = []
     if (growth := seen.growth_ms) is not None:

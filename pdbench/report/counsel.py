@@ -17,7 +17,6 @@ from pdbench.report.cell import COLOCATED, Measured
 from pdbench.report.demand import slots_of
 from pdbench.report.prefix import PREFIX_WARN_SHARE, prefix_hits
 from pdbench.report.split import Split
-from pdbench.report.turns import turns_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +62,7 @@ def _handoff_costs_more(cell: Measured, split: Split) -> Iterator[Counsel]:
 
 def _break_even(cell: Measured, split: Split) -> BreakEven | None:
     """With the prefill time and the loop's turns of this cell; `None` where a cache or a queue distorts them."""
-    turns, tokens = turns_of(cell.answers, 0.0), cell.answers.mean(cell.answers.output_tokens)
+    turns, tokens = cell.turns, cell.answers.mean(cell.answers.output_tokens)
     compute, hits = split.parts.get("prefill"), prefix_hits(cell, "prefill")
     cached = hits is not None and hits > PREFIX_WARN_SHARE
     if turns is None or not tokens or not compute or cached or cell.rate is None:

@@ -139,16 +139,20 @@ def of_run(run: Run, known: pyarrow.ChunkedArray) -> Events:
     start, count = np.zeros(len(known), np.int64), np.zeros(len(known), np.int64)
     first = np.full(len(known), np.nan)
     kept: Gaps = np.empty(0)
-    for piece in run.pieces("chunks"):
-        places = pc.index_in(piece["request_id"], value_set=known).to_numpy(zero_copy_only=False)
+    # All at once, since each call puts all that is known into a table first.
+    whose = pc.fill_null(pc.index_in(run.ids("chunks"), value_set=known), -1).to_numpy()
+    at = 0
+    for piece in run.pieces("chunks", ("offset_s",)):
+        places = whose[at : at + len(piece)]
+        at += len(piece)
         lists = piece["offset_s"].combine_chunks()
         values, bounds = np.asarray(lists.values, np.float64), np.asarray(lists.offsets, np.int64)
         gaps, counts = _differences(values, bounds)
-        mine = np.isfinite(places.astype(np.float64))
-        rows, total = places[mine].astype(np.int64), len(kept)
+        mine = places >= 0
+        rows, total = places[mine], len(kept)
         start[rows], count[rows] = (total + np.cumsum(counts) - counts)[mine], counts[mine]
         some = mine & (np.diff(bounds) > 0)
-        first[places[some].astype(np.int64)] = values[bounds[:-1][some]]
+        first[places[some]] = values[bounds[:-1][some]]
         if total + len(gaps) > EXACT_UP_TO:
             kept = kept.astype(np.float32, copy=False)
         kept.resize(total + len(gaps), refcheck=False)  # in place: twice as much would be too much

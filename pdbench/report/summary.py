@@ -22,7 +22,7 @@ from pdbench.report.answers import (
     several_tokens_per_event,
 )
 from pdbench.report.arrivals_check import arrival_figures
-from pdbench.report.breakdown import breakdown, steadiness
+from pdbench.report.breakdown import breakdown
 from pdbench.report.capacity.answer import capacity_document, capacity_said, is_unfinished
 from pdbench.report.capacity.answer import exit_code_of as capacity_exit_code
 from pdbench.report.causes.case import Case, case_of
@@ -239,7 +239,7 @@ def _loop_keys(case: Case | None) -> dict[str, Any]:
 
 def _growth(cell: Measured) -> dict[str, float]:
     """Growth of TTFT with the request index where a repeat was called growing: the steepest of them."""
-    seen = () if cell.stages else steadiness(cell)
+    seen = () if cell.stages else cell.steadiness
     growth = [judged.growth_ms for judged in seen if judged.growth_ms is not None]
     return {"ttft_growth_ms_per_request": max(growth)} if growth else {}
 

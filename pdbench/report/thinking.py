@@ -38,6 +38,8 @@ def thought_before(answers: Answers) -> Floats:
 
     Of one repeat: sessions of several have the same numbers.
     """
+    if not np.any(answers.reasoning_tokens > 0):
+        return np.zeros(len(answers))
     told = zip(answers.session, answers.turn, answers.reasoning_tokens, strict=True)
     known = {(session, turn): tokens for session, turn, tokens in told if tokens > 0}
     return np.array(

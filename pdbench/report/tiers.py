@@ -16,7 +16,6 @@ from pdbench.report import steady_state
 from pdbench.report.cell import COLOCATED, PUSH, Measured
 from pdbench.report.demand import slots_of
 from pdbench.report.grid import shapes
-from pdbench.report.turns import turns_of
 
 KEEPS_UP = 0.98  # achieved over asked rate
 BUSY_RUNNING = 0.9  # of the slots: a TPOT measured above is that of a full batch
@@ -70,8 +69,10 @@ def _of(cells: Sequence[Measured]) -> Tiers | None:
     if not cells:
         return None
     calm, full, shape = cells[0], cells[-1], cells[0].cell
-    kept = [cell for cell in cells if _keeps_up(cell)]
-    lost = [cell for cell in cells if not _keeps_up(cell)]
+    kept: list[Measured] = []
+    lost: list[Measured] = []
+    for cell in cells:
+        (kept if _keeps_up(cell) else lost).append(cell)
     return Tiers(
         str(shape.get("target")),
         shape.get("prompt_len"),
@@ -108,7 +109,7 @@ def _decode_qps(cell: Measured) -> float | None:
     tpot = cell.answers.mean(cell.answers.tpot_ms)
     if not slots.available or not tokens or tpot is None:
         return None
-    turns = turns_of(cell.answers, 0.0)
+    turns = cell.turns
     if turns is not None and turns.slope_ms is not None and turns.streams < BUSY_RUNNING * slots.available:
         tpot += turns.slope_ms * (slots.available - turns.streams)
     own = cell.window.mean_s("colocated", "prefill_s") if cell.mode == COLOCATED else None

@@ -185,7 +185,9 @@ def case_of(cell: Measured, split: Split | None, findings: Sequence[Finding], pe
     if split is None or mean is None or mean <= 0:
         return None
     without = [found for less in without_each_block(cell) if (found := split_of(less)) is not None]
-    return Case(cell, split, mean, without, slots_of(cell), turns_of(cell.answers, _lag_s(cell)), findings, peers)
+    lag_s = _lag_s(cell)
+    turns = turns_of(cell.answers, lag_s) if lag_s else cell.turns
+    return Case(cell, split, mean, without, slots_of(cell), turns, findings, peers)
 
 
 def _lag_s(cell: Measured) -> float:

@@ -14,7 +14,7 @@ from pdbench.report.advice import HeldLoop, expected_wait_s
 from pdbench.report.causes.case import NOTICED_TURNS, WAIT_SHARE, Case, Cause, Part, Taken
 from pdbench.report.grid import through_origin
 from pdbench.report.split import Split
-from pdbench.report.turns import Estimate, Turns, turns_of
+from pdbench.report.turns import Estimate, Turns
 
 LOOP_SHARE = 0.10  # of decode's time that handoffs may hold it: TPOT is then 11 % longer than it need be
 SURE_LOOP_SHARE = 0.05  # the lower end of its interval
@@ -226,7 +226,7 @@ def _beside(case: Case) -> float | None:
 
 def across_rates(case: Case) -> str | None:
     """The stall that fits all rates of this shape: what turns lost against the handoffs of others in a turn."""
-    seen = [turns_of(cell.answers, 0.0) for cell in case.peers.rates()]
+    seen = [cell.turns for cell in case.peers.rates()]
     known = [turns for turns in seen if turns is not None and turns.streams > 1]
     handoffs = [t.handoffs_s * t.mean_ms / 1000 * (t.streams - 1) / t.streams for t in known]
     stall = through_origin(handoffs, [t.mean_ms - t.quiet_ms for t in known])
