@@ -2,7 +2,7 @@
 
 Runs are independent, or resemble their neighbours (AR(1)), which shuffling cannot know. Changes below 5 % do not count,
 as in the program.
-Usage: python benchmarks/history_errors.py [HISTORIES]
+Usage: python benchmarks/history_errors.py [HISTORIES [RUNS ...]]
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ def changed(values: np.ndarray) -> list[list[int]]:
 
 
 def main() -> None:
-    histories = int(sys.argv[1]) if len(sys.argv) > 1 else 200
+    histories, *lengths = [int(word) for word in sys.argv[1:]] or [400]
     print(f"{histories} histories of {SERIES} series; % of them. A step is in one series, in the middle or 4 runs ago")
     print("runs   SD  memory   false alarm   found +10 %  exact run   found +20 %  exact run   +20 % 4 runs ago")
-    for runs in (12, 20):
+    for runs in lengths or (12, 20):
         for sd in (0.02, 0.05):
-            for memory in (0.0, 0.3, 0.6):
+            for memory in (0.0, 0.2, 0.3, 0.6):
                 rng = np.random.default_rng([runs, int(1000 * sd), int(10 * memory)])
                 counts = np.zeros(6)
                 for _ in range(histories):

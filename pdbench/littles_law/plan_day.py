@@ -79,7 +79,8 @@ def day_table(days: Sequence[DayWindow], fixed: Sequence[Pools]) -> tuple[str, T
     """A sentence on what serves the trace and how that moves, and the windows."""
     slo, instances = fixed[0].slo, len(fixed) + 1
     shares = [sum(done.meets(slo) for done in pools.served) / len(pools.served) for pools in fixed]
-    best = max(range(len(shares)), key=lambda at: shares[at])
+    means = [math.fsum(done.ttft_s for done in pools.served) / len(pools.served) for pools in fixed]
+    best = max(range(len(shares)), key=lambda at: (shares[at], -means[at]))  # of equals the one with the least TTFT
     said = (
         f"Played against {instances} instances, {best + 1}:{instances - best - 1} (prefill:decode) keeps most of the "
     )

@@ -122,6 +122,8 @@ def test_a_trace(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     best = [int(window["best"].split(":")[0]) for window in found["windows"]]
     assert best[0] > best[-1]
     assert "moves between" in found["answer"]
+    best_fixed = found["controller"]["best_fixed"]["name"].split()[0]
+    assert f"{best_fixed} (prefill:decode) keeps most" in found["answer"]
     assert "How it moves over the trace" in (tmp_path / "page.html").read_text()
 
 

@@ -15,6 +15,8 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from pdbench.report.statistics import theil_sen
+
 Floats = NDArray[np.float64]
 
 ALPHA = 0.05
@@ -52,6 +54,28 @@ def with_memory(series: Sequence[Floats], alpha: float = ALPHA) -> tuple[list[li
     for k, at in zip(usable, places, strict=True):
         found[k] = [int(known[k][place]) for place in at]
     return found, memory
+
+
+def memory_beside_trends(series: Sequence[Floats], points: Sequence[Sequence[int]]) -> float:
+    """The share that a run passes on to the next one, beside levels and trends; 0 where it is not beyond doubt."""
+    rests = []
+    for values, at in zip(series, points, strict=True):
+        for part in np.split(values, list(at)):
+            known = part[np.isfinite(part)]
+            place = np.arange(len(known), dtype=float)
+            rests.append(known - (theil_sen(place, known) or 0.0) * place if len(known) >= SEGMENT else known)
+    if sum(max(0, len(rest) - 2) for rest in rests) < FEWEST_RUNS:
+        return 0.0
+    memory, error = _memory(rests)
+    return memory if memory > error else 0.0
+
+
+def trend_spread(runs: int, memory: float) -> float:
+    """By how much memory widens the scatter of Mann and Kendall's sum (Hamed and Rao, J. of Hydrology 204, 1998)."""
+    lags = np.arange(1, runs - 2)
+    whole = runs * (runs - 1) * (runs - 2)
+    weight = (runs - lags) * (runs - lags - 1) * (runs - lags - 2) / whole
+    return math.sqrt(1 + 2 * float(np.sum(weight * memory**lags)))
 
 
 def _places(series: Sequence[Floats], penalty: float) -> list[list[int]]:

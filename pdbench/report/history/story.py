@@ -14,7 +14,14 @@ from pdbench.report.compare.explain import Told, differing_facts
 from pdbench.report.compare.gate import EFFECT, GATED, higher_is_better
 from pdbench.report.compare.pairs import Place, figure, is_valid, name_of, place_of, repeats_of, void_codes
 from pdbench.report.compare.sides import Side
-from pdbench.report.history.change_points import ALPHA, FEWEST_RUNS, Floats, with_memory
+from pdbench.report.history.change_points import (
+    ALPHA,
+    FEWEST_RUNS,
+    Floats,
+    memory_beside_trends,
+    trend_spread,
+    with_memory,
+)
 from pdbench.report.statistics import mann_kendall_z, theil_sen
 from pdbench.report.wording import CellSummary
 
@@ -104,9 +111,10 @@ def tell(
     raw = [one for one in raw if any(value is not None for value in one[2])]
     logs = [np.array([math.log(v) if v else math.nan for v in values]) for _, _, values in raw]
     points, memory = with_memory(logs, ALPHA)
+    kept = memory_beside_trends(logs, points)
     series = [Series(*one, levels_of(log, at, effect)) for one, log, at in zip(raw, logs, points, strict=True)]
     return History(
-        tuple(runs), tuple(left_out), tuple(series), tuple(_events(runs, series)), tuple(_drifts(runs, cells)),
+        tuple(runs), tuple(left_out), tuple(series), tuple(_events(runs, series)), tuple(_drifts(runs, cells, kept)),
         tuple(metrics), effect, memory,
     )  # fmt: skip
 
@@ -156,7 +164,9 @@ def _events(runs: Sequence[Side], series: Sequence[Series]) -> Iterator[Event]:
         yield Event(start, tuple(shifts), tuple(differing_facts(runs[start - 1], runs[start])))
 
 
-def _drifts(runs: Sequence[Side], cells: Sequence[tuple[str, list[CellSummary | None]]]) -> Iterator[Drift]:
+def _drifts(
+    runs: Sequence[Side], cells: Sequence[tuple[str, list[CellSummary | None]]], memory: float
+) -> Iterator[Drift]:
     """For each shape the rate at which its slots would be full, from its busiest cell that is mostly valid."""
     shapes: dict[tuple[Any, ...], list[list[CellSummary | None]]] = {}
     for _, found in cells:
@@ -168,7 +178,7 @@ def _drifts(runs: Sequence[Side], cells: Sequence[tuple[str, list[CellSummary | 
         known = [values for values in known if sum(value is not None for value in values) >= 0.8 * len(runs)]
         if known:
             busiest = max(range(len(known)), key=lambda k: _rate(grids[k]))
-            yield _drift(f"{prompt:,} prompt, {output:,} output tokens", tuple(known[busiest]))
+            yield _drift(f"{prompt:,} prompt, {output:,} output tokens", tuple(known[busiest]), memory)
 
 
 def _rate(found: Sequence[CellSummary | None]) -> float:
@@ -187,11 +197,12 @@ def _full_at(cell: CellSummary | None) -> float | None:
     return float(rate) * float(available) / float(needed) if known and needed and available and rate else None
 
 
-def _drift(shape: str, values: tuple[float | None, ...]) -> Drift:
+def _drift(shape: str, values: tuple[float | None, ...], memory: float) -> Drift:
+    """Runs that resemble their neighbours wander, which looks like a trend: that much further it has to go."""
     known = [(place, value) for place, value in enumerate(values) if value is not None]
     if len(known) < FEWEST_RUNS:
         return Drift(shape, values, None, False)
     x, y = (np.array(column, dtype=float) for column in zip(*known, strict=True))
     slope = theil_sen(x, y)
     share = None if slope is None else slope / float(np.median(y))
-    return Drift(shape, values, share, abs(mann_kendall_z(y)) >= SURE_Z)
+    return Drift(shape, values, share, abs(mann_kendall_z(y)) >= SURE_Z * trend_spread(len(y), memory))
