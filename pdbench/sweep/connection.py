@@ -32,9 +32,11 @@ Address = tuple[socket.AddressFamily, str | tuple[str, int] | tuple[str, int, in
 
 
 class Home(Protocol):
-    """What a connection needs of the client that it belongs to. `tls`: the context and the host's name, for https."""
+    """What a connection needs of the client that it belongs to. `tls`: the context and the host's name, for https;
+    `fd_ceiling`: sockets have descriptors below this one, for files and modules must still be opened."""
 
     tls: tuple[ssl.SSLContext, str] | None
+    fd_ceiling: float
 
     def watch(self, connection: Connection, fd: int, events: int) -> None: ...
     def rewatch(self, fd: int, events: int) -> None: ...
@@ -101,6 +103,9 @@ class Connection:
             family, where = self._address = self._untried.pop(0)
             try:
                 sock = socket.socket(family, socket.SOCK_STREAM | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC)
+                if sock.fileno() >= self._home.fd_ceiling:
+                    sock.close()
+                    raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
             except OSError as error:
                 self._fail(own_limit(error) or "connect", os_error_words(error))
                 return

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
+import resource
 import select
 import socket
 import ssl
@@ -30,6 +32,7 @@ from pdbench.sweep.tls import context
 
 _BATCH = 32  # sockets served before the loop may do something else, such as a send that is due
 _SAMPLE_S = 0.05
+_SPARE_FDS = 16
 _LEAD_MIN_NS, _LEAD_MAX_NS = 10_000_000, 500_000_000
 
 
@@ -64,6 +67,8 @@ class SocketClient:
         self, where: list[Address] | socket.gaierror, tls: tuple[ssl.SSLContext, str] | None, keeps: bool
     ) -> None:
         self.tls, self.keeps, self.quick_acks = tls, keeps, True
+        most_fds = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+        self.fd_ceiling = math.inf if most_fds == resource.RLIM_INFINITY else most_fds - _SPARE_FDS
         self._where = where
         self._turn = 0
         self._loop = asyncio.get_running_loop()

@@ -206,7 +206,8 @@ class Server(Wire):
 
     def emit(self, stream: Stream) -> None:
         if stream.conn.closed:
-            self.finish(stream, ok=False)
+            self.write_log(stream)
+            self.finish(stream)
             return
         if stream.mode in ("cut", "reset", "error", "hang") and stream.sent_tokens >= stream.count:
             self.fail_midway(stream)
@@ -248,14 +249,15 @@ class Server(Wire):
             event = {"id": f"cmpl-{stream.number}", "model": self.options.model, "choices": [], "usage": usage}
             tail.append(b"data: " + json.dumps(event).encode() + b"\n\n")
         tail.append(b"data: [DONE]\n\n")
+        self.write_log(stream)  # before the end: who has heard it may look into the log
         self.send(stream.conn, b"".join(map(chunk, tail)) + b"0\r\n\r\n")
         self.succeeded += 1
-        self.finish(stream, ok=True)
+        self.finish(stream)
 
     def fail_midway(self, stream: Stream) -> None:
         conn = stream.conn
+        self.write_log(stream)
         if stream.mode == "hang":
-            self.write_log(stream)
             self.free_slot()
             return
         if stream.mode == "reset":
@@ -266,10 +268,9 @@ class Server(Wire):
             self.send(conn, chunk(error) + chunk(b"data: [DONE]\n\n") + b"0\r\n\r\n")
         else:
             self.send(conn, b"0\r\n\r\n")
-        self.finish(stream, ok=False)
+        self.finish(stream)
 
-    def finish(self, stream: Stream, ok: bool) -> None:
-        self.write_log(stream)
+    def finish(self, stream: Stream) -> None:
         if not stream.keep_alive and not stream.conn.closed:
             stream.conn.closing = True
             self.flush(stream.conn)
