@@ -89,6 +89,8 @@ class Sampler:
     async def begin(self, cell: int, repeat: int, path: Path) -> Edge:
         """Scrape every page now and write this and all further scrapes to `path`. Starts a dead sampler again."""
         if self.pages and (self._process is None or self._process.poll() is not None):
+            if self._ear is not None:  # it ends what waits for the dead one
+                await asyncio.to_thread(self._ear.join, STOP_DEADLINE_S)
             self.start()
         return await self._order({"do": "begin", "path": str(path.absolute())}, f"cell {cell}, repeat {repeat}")
 
@@ -177,6 +179,7 @@ class Sampler:
             elif "crash" in message:
                 said = f": {message['crash']}"
         code = process.wait()
+        self._latest.clear()  # nobody renews it any more
         process.stdout.close()
         _quietly_close(process.stdin)
         if not self._stopping:

@@ -204,6 +204,7 @@ def test_a_sampler_that_is_killed_is_noticed_and_started_again(tmp_path: Path) -
         begun, ended = run(sampler, tmp_path / "a", kill)
         assert begun.missing == () and len(ended.missing) == 1
         assert any("ended by itself" in note for note in sampler.notes)
+        assert sampler.latest() == {}  # what it knew last would else look like servers that never come to rest
         begun, ended = run(sampler, tmp_path / "b", 0.0)
         assert begun.missing == ended.missing == ()
 
