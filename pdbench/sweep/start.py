@@ -122,7 +122,7 @@ def resumed(
             raise UsageError(f"{path} has {planned} repeats already: --repeats can only add some.")
         run.document["plan"]["repeats"] = load["repeats"]
     if load["max_duration"] is not None:
-        _longer(run, seconds(load["max_duration"], "--max-duration"))
+        given_more_time(run, seconds(load["max_duration"], "--max-duration"))
     deployments = [from_document(document) for document in run.document["deployments"]]
     practised = next((d for d in deployments if d.source.startswith(TESTBED)), None)
     if practised is not None:
@@ -136,7 +136,7 @@ def resumed(
     return run, deployments, plan_of(run.document["plan"])
 
 
-def _longer(run: Run, limit_s: float) -> None:
+def given_more_time(run: Run, limit_s: float) -> None:
     """A search may take `limit_s` in all from now on."""
     search = run.document["plan"].get("search")
     if not search:

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from pdbench.cli import main
 from pdbench.errors import GateFailed
 from pdbench.report.capacity.answer import Outcome, capacity_document, said
 from pdbench.report.capacity.fit import Batches
@@ -24,6 +25,7 @@ from pdbench.report.capacity.text import rows
 from pdbench.report.command import conclude, refuse_invalid
 from pdbench.report.summary import summarise
 from pdbench.run import Run
+from pdbench.sweep.start import given_more_time
 from pdbench.testbed.settings import Settings
 from tests.planted.virtual import sweep
 
@@ -126,11 +128,16 @@ def test_a_lower_rate_whose_probe_was_discarded_is_named() -> None:
     assert "below, from 0.25 on, a probe says nothing of the deployment (client-saturated)" in told
 
 
-def test_a_time_that_was_not_kept_is_said(tmp_path: Path) -> None:
+def test_a_time_that_was_not_kept_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run, summary = searched(tmp_path / "run", {"default": BED}, capacity(("tpot", "mean", TPOT_MS), max_s=20.0))
     assert summary["capacity"]["spent_s"] > 20
     assert "s, more than the 20 s of --max-duration: a probe is measured to its end." in summary["verdict"]
     assert "more than the 20 s of --max-duration" in (run.path / "report.html").read_text()
+    assert next_probe(run) is None
+    assert main(["sweep", "--resume", str(run.path), "--max-duration", "20s"]) == 2
+    assert "20 s already: --max-duration can only give it more" in capsys.readouterr().err
+    given_more_time(run, 600.0)
+    assert next_probe(run) is not None
     enough = capacity_document(run.document["plan"] | {"search": capacity(max_s=600.0)}, [])
     assert enough is not None and enough["overrun"] is None
 
