@@ -145,6 +145,8 @@ def given_more_time(run: Run, limit_s: float) -> None:
         said = f"{run.path} has {search['max_duration_s']:g} s already: --max-duration can only give it more."
         raise UsageError(said, "It is the time of the whole search, what was measured before included.")
     search["max_duration_s"] = limit_s
+    plan = run.document["plan"]  # what was said of the old limit no longer holds
+    plan["notes"] = [note for note in plan.get("notes") or [] if not note.startswith("--max-duration")]
 
 
 def _command_line() -> str:
