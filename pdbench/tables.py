@@ -162,6 +162,7 @@ def write(path: Path, schema: pyarrow.Schema, pieces: Iterable[pyarrow.Table]) -
         temporary.replace(path)
     finally:
         temporary.unlink(missing_ok=True)
+        arrow().default_memory_pool().release_unused()
 
 
 def closed(path: Path) -> None:

@@ -104,7 +104,11 @@ class Exchange:
         connection = self._connection
         if connection is not None and connection.connected_ns is None and self._failure is None:
             self._settled = self._loop.create_future()
-            await asyncio.wait({self._settled}, timeout=patience_s)
+            patience = self._loop.call_later(patience_s, self._settle)
+            try:
+                await self._settled
+            finally:
+                patience.cancel()
 
     def _settle(self) -> None:
         if self._settled is not None and not self._settled.done():

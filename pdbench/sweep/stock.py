@@ -24,6 +24,7 @@ class Stock:
         self._make = make
         self._indices = iter(indices)
         self._ready: deque[Request] = deque()
+        self._exhausted = False
         self._loop = asyncio.get_running_loop()
 
     async def fill(self) -> None:
@@ -37,13 +38,14 @@ class Stock:
         """The next request."""
         if not self._ready:
             self._make_one()
-        else:
+        elif not self._exhausted:
             self._loop.call_later(_REFILL_DELAY_S, self._make_one)
         return self._ready.popleft()
 
     def _make_one(self) -> bool:
         index = next(self._indices, None)
         if index is None:
+            self._exhausted = True
             return False
         self._ready.append(self._make(index))
         return True
