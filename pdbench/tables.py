@@ -68,13 +68,6 @@ class Texts:
     def __getitem__(self, places: Any) -> Texts:
         return Texts(self.words, self.codes[places])
 
-    def are(self, *words: str | None) -> NDArray[np.bool_]:
-        """Where the text is one of these."""
-        import numpy as np
-
-        found: NDArray[np.bool_] = np.array([word in words for word in self.words])[self.codes]
-        return found
-
 
 Columns = Mapping[str, Any]  # of a table: numbers as float64, NaN where there is none; Texts
 

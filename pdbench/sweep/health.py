@@ -105,7 +105,7 @@ def _percentile_ms(values_ns: array[int], percent: float) -> float | None:
 
 @contextmanager
 def quiet_collector() -> Iterator[Any]:
-    """No garbage collection meanwhile: one full pass over pandas' and plotly's objects takes tens of ms."""
+    """No garbage collection meanwhile: one full pass over all that modules hold takes tens of ms."""
     gc.collect()
     gc.freeze()
     gc.disable()

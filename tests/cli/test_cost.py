@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
+
+from tests.report.queue_simulation import World, make_run
 
 HEAVY = ("numpy", "pandas", "pyarrow", "plotly", "aiohttp", "scipy", "uvloop")
 
@@ -21,6 +24,24 @@ print(loaded, file=sys.stderr)
 sys.exit(code or len(loaded))
 """
     done = subprocess.run([sys.executable, "-c", script, *words], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+
+
+def test_a_report_is_made_without_pandas_which_a_frame_still_gets(tmp_path: Path) -> None:
+    """pyarrow would import it at its first array."""
+    make_run(tmp_path / "run", [[World()]])
+    script = """
+import sys
+from pathlib import Path
+from pdbench.report.command import conclude
+from pdbench.run import Run
+run = Run.open(Path(sys.argv[1]))
+run.finish()
+assert conclude(run)["cells"]
+assert not {"pandas", "plotly", "scipy"} & set(sys.modules), sys.modules
+assert len(run.table("requests")) == len(run.table("chunks")) > 0
+"""
+    done = subprocess.run([sys.executable, "-c", script, tmp_path / "run"], capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr
 
 
