@@ -50,6 +50,6 @@ def diagnose(cell: Measured, case: Case | None, found: Sequence[Finding]) -> lis
         if taken is not None:
             case = case.less(taken)
     if case is not None and not failures:
-        for cause, _ in unknown.unnamed_rest(case):
+        for cause, _ in unknown.unnamed_rest(case, named):
             named.setdefault(cause.cause, cause)
     return failures + sorted(named.values(), key=lambda cause: -(cause.share if cause.share is not None else 1.0))

@@ -44,6 +44,7 @@ class Turns:
     met_ms: float  # length of the turn that a moment at random falls into: long ones are met more often
     lost: Estimate  # share of the streams' time that is more than quiet turns
     lost_at_first: Estimate  # of that, what passed in turns that end with the first token of another stream
+    first_turns: float  # such turns a handoff: 1 where no two come together
     stall_ms: Estimate | None  # per handoff, by the regression
     handoffs_s: float  # handoffs a second while streams ran
     streams: float  # running, mean over the time in which any ran
@@ -70,6 +71,7 @@ def turns_of(answers: Answers, lag_s: float) -> Turns | None:
     batch = np.searchsorted(first, ends, side="left") - np.searchsorted(last, ends, side="left")
     quiet, slope = _quiet(gaps, np.maximum(batch, 1))
     busy = _busy_s(first, last)
+    alone = first[np.diff(first, prepend=-np.inf) > float(np.median(gaps))]  # what comes together comes of one turn
     blocks = _Blocks(ends, gaps, quiet, first - lag_s, first, last, lag_s)
     mean_ms, quiet_ms = float(gaps.mean()) * 1000, float(quiet.mean()) * 1000
     lost, stall, rate = blocks.lost(), blocks.stall_ms(), len(first) / busy
@@ -81,7 +83,8 @@ def turns_of(answers: Answers, lag_s: float) -> Turns | None:
         quiet_ms=quiet_ms,
         met_ms=float((gaps**2).sum() / gaps.sum()) * 1000,
         lost=lost,
-        lost_at_first=_lost_at_first(ends, gaps, quiet, first),
+        lost_at_first=_lost_at_first(ends, gaps, quiet, alone),
+        first_turns=len(alone) / len(first),
         stall_ms=stall,
         handoffs_s=rate,
         streams=float(gaps.sum()) / busy,
@@ -119,7 +122,6 @@ def _lost_at_first(ends: Floats, gaps: Floats, quiet: Floats, first: Floats) -> 
     """
     near = float(np.median(gaps)) / 2
     lost = np.concatenate(([0.0], np.cumsum(gaps - quiet)))
-    first = first[np.diff(first, prepend=-np.inf) > 2 * near]  # those that come together come of one turn
     each = lost[np.searchsorted(ends, first + near)] - lost[np.searchsorted(ends, first - near)]
     share = float(each.sum() / gaps.sum())
     reach = 1.96 * float(np.sqrt((each**2).sum()) / gaps.sum())

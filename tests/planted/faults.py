@@ -210,8 +210,10 @@ def engine_loop_blocking(plant: Plant, dose: Dose) -> Plant:
 
 
 def completion_polling(plant: Plant, dose: Dose) -> Plant:
-    """Decode looks for finished transfers so seldom that the wait takes the dose's share."""
-    return plant.and_also("completion-polling", poll_ms=2000 * plant.taking(dose))
+    """Decode looks for finished transfers so seldom that the wait takes the dose's share, of what others left too."""
+    beside = plant.settings.get("handoff_stall_ms", 0.0) + plant.settings.get("post_fixed_ms", 0.0)
+    taking = max(plant.taking(dose), beside / 1000 * dose.share / (1 - dose.share))
+    return plant.and_also("completion-polling", poll_ms=2000 * taking)
 
 
 def proxy(plant: Plant, dose: Dose) -> Plant:
@@ -239,10 +241,10 @@ FAULTS: dict[str, Planting] = {
     "transfer-fragmentation": transfer_fragmentation,
     "prefill-compute": prefill_compute,
     "prefill-queue": prefill_queue,
-    "completion-polling": completion_polling,
     "proxy": proxy,
     "engine-loop-blocking": engine_loop_blocking,
     "slow-post": slow_post,
+    "completion-polling": completion_polling,
     "decode-slots": decode_slots,
     "decode-kv-pool": decode_kv_pool,
     "admission": admission,
@@ -306,13 +308,14 @@ GEOMETRIES = (
 
 
 QUEUES = {"decode-slots", "decode-kv-pool", "prefill-queue"}
-BESIDE_TURNS = 30  # beside a queue, whose length is nearly all of TTFT, a fault must be worth a word
+BESIDE = QUEUES | {"engine-loop-blocking", "slow-post"}
+BESIDE_TURNS = 30  # beside a queue or a held loop, which may be nearly all of TTFT, a fault must be worth a word
 
 
 def planted(geometry: Geometry, mode: str, causes: tuple[str, ...], dose: Dose) -> Plant:
     """The faults one after the other, each at the rate that those before it left."""
     plant = healthy(geometry, mode)
-    if len(causes) > 1 and QUEUES & set(causes):
+    if len(causes) > 1 and BESIDE & set(causes):
         dose = replace(dose, at_least_turns=max(BESIDE_TURNS, dose.at_least_turns))
     for cause in sorted(causes, key=list(FAULTS).index):
         plant = FAULTS[cause](plant, dose)

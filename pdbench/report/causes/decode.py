@@ -90,7 +90,7 @@ def completion_polling(case: Case) -> Iterator[tuple[Cause, Taken | None]]:
     if case.colocated or taken is None or not taken.is_wait():
         return
     numbers = [
-        f"KV that has arrived waits {case.split.get('poll'):,.0f} ms to be noticed, where a turn of the loop explains"
+        f"KV that has arrived waits {case.split.get('poll'):,.0f} ms to be noticed, where the loop's turns explain"
         f" {expected:,.1f} ms",
         f"the rest takes {case.of_ttft(taken.ms)} while slots are free",
     ]

@@ -18,6 +18,7 @@ from pdbench.report.turns import Estimate, Turns
 
 LOOP_SHARE = 0.10  # of decode's time that handoffs may hold it: TPOT is then 11 % longer than it need be
 SURE_LOOP_SHARE = 0.05  # the lower end of its interval
+SEEN = 0.1  # of the time that posting would take from streams on their loop: below, it is not there
 EXPLAINS = 0.5  # of the time lost: what handoffs must account for to be its cause
 PREEMPTED_SHARE = 0.05  # of the handoffs: from here on stalls may be those of requests that are computed again
 MIN_RISE = 0.15  # TPOT above the low-load one before a stall per admission is worth a word
@@ -72,8 +73,12 @@ def posted_share(case: Case) -> float:
 
 
 def posts_on_loop(case: Case) -> bool:
-    """Posting explains what streams lose."""
-    return case.turns is not None and posted_share(case) >= EXPLAINS * case.turns.lost.value > 0
+    """Posting explains what streams lose, and they lose something of what it would take: else a thread posts."""
+    if case.turns is None or case.turns.lost.value <= 0:
+        return False
+    beside = (case.cell.offered or 0.0) * case.split.get("post") / 1000 / max(1, case.cell.servers("decode"))
+    lost = case.turns.lost.value
+    return posted_share(case) >= EXPLAINS * lost and lost >= SEEN * min(1.0, beside)
 
 
 def own_stall(turns: Turns) -> Part:
@@ -84,6 +89,15 @@ def own_stall(turns: Turns) -> Part:
         return None if step is None else max(0.0, step - turns.quiet_ms)
 
     return longer
+
+
+def with_slots(own: Part) -> Part:
+    """What a handoff takes itself, with the wait for slots that are full for it."""
+
+    def whole(split: Split) -> float | None:
+        return None if split.for_slots is None else split.for_slots + (own(split) or 0.0)
+
+    return whole
 
 
 def before_answers(case: Case, turns: Turns) -> Part:
@@ -133,7 +147,7 @@ def engine_loop_blocking(case: Case) -> Iterator[tuple[Cause, Taken | None]]:
         numbers.append(
             f"waiting for a slot takes {case.of_ttft(slots.ms)}: there were enough if the loop were not held"
         )
-        taken = slots
+        taken = case.taken("slots", with_slots(post if posts_on_loop(case) else own_stall(turns)))
     numbers += [text for text in (stall_text(case), across_rates(case)) if text is not None]
     advice = (
         "Move posting off decode's loop: push (prefill posts on a thread of its own), or a connector that posts on one"
@@ -166,10 +180,17 @@ def only_for_stalls(case: Case) -> bool:
 def held_loop(case: Case) -> HeldLoop | None:
     """What handoffs do to any batch on this loop; `None` where they hold it for less than a tenth of its time."""
     turns, tokens, rate = case.turns, case.cell.answers.mean(case.cell.answers.output_tokens), case.cell.rate
-    if turns is None or held(case) is None or not tokens or rate is None:
+    loop = held(case)
+    if turns is None or loop is None or loop.value < LOOP_SHARE or loop.low < SURE_LOOP_SHARE:
+        return None
+    if not tokens or rate is None:
         return None
     posting = posts_on_loop(case)
-    stall_ms = case.split.get("post") if posting else turns.stall_ms.value if turns.stall_ms is not None else 0.0
+    if posting:
+        stall_ms = case.split.get("post")
+    else:
+        known = turns.stall_ms is not None and turns.stall_ms.low > 0
+        stall_ms = turns.stall_ms.value if known and turns.stall_ms else own_stall(turns)(case.split) or 0.0
     decoders = max(1, case.cell.servers("decode"))
     share = rate * stall_ms / 1000 / decoders
     if share < LOOP_SHARE:

@@ -6,7 +6,7 @@ the first; for the second a prefill server's posting thread is a queue of its ow
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
@@ -15,46 +15,66 @@ from pdbench.report.demand import engine_gauge
 from pdbench.report.split import Split
 from pdbench.report.stages import LOADING, no_slot_free
 from pdbench.report.statistics import Floats
+from pdbench.report.window import Gauge
 
 
 def turn_met_ms(case: Case) -> float:
-    """What a healthy engine takes at most to notice: one turn of its loop, of the kind that is met at random, and in
-    pull the posts of others that begin before one's own or together with it.
+    """What a healthy engine takes to notice: what is left of the turn in which the KV lands, the turn that admits, and
+    in pull the posts of others that are made in the same turn as one's own.
 
-    While no stream runs the loop looks all the time, but for the turns that give new streams their first tokens.
+    KV that lands at random meets long turns more often, and half of one is left on average. While no stream runs the
+    loop looks all the time, but for the turns that give new streams their first tokens. In pull a transfer shorter than
+    a turn lands in the very turn that posted it, whatever holds up others.
     """
-    turns = case.turns
+    turns, cell = case.turns, case.cell
     if turns is None:
-        turn = case.pace_ms or 0.0
-    else:
-        busy = min(1.0, turns.busy_s / case.cell.send_s) if case.cell.send_s > 0 else 1.0
-        first_s = case.split.get("first_step") / 1000
-        turn = busy * turns.met_ms + (1 - busy) * 1000 * (case.cell.offered or 0.0) * first_s**2
-    return turn + (posts_met_ms(case) if case.pull else 0.0)
+        return 2 * (case.pace_ms or 0.0) + (posts_met_ms(case) if case.pull else 0.0)
+    if case.pull and case.split.get("transfer") < turns.quiet_ms:
+        return 2 * turns.mean_ms + posts_met_ms(case)
+    busy = min(1.0, turns.busy_s / cell.send_s) if cell.send_s > 0 else 1.0
+    first_s = case.split.get("first_step") / 1000
+    met = busy * turns.met_ms + (1 - busy) * 1000 * (cell.offered or 0.0) * turns.first_turns * first_s**2
+    return met / 2 + turns.mean_ms + (posts_met_ms(case) if case.pull else 0.0)
 
 
 def posts_met_ms(case: Case) -> float:
-    """Posts of others that a load meets, on average, where they are made on decode's loop.
+    """Posts of others in the turn that makes one's own, on average, where they are made on decode's loop.
 
     A slot that becomes free starts the loads of all that wait, so that each meets the others. While slots are free a
-    load begins when its request comes: then it meets what the queue for the loop has, before its own post and after.
-    Loads that are merely noticed late are in progress together too, and make nobody wait.
+    load begins with the turn after its request came: it meets those that came in the same turn. Loads that are merely
+    noticed late are in progress together too, and make nobody wait.
     """
-    cell, post_ms = case.cell, case.split.get("post")
-    together = loads = free = 0.0
-    for _, page in cell.window.pages("decode"):
+    cell, post_ms, moved_ms = case.cell, case.split.get("post"), case.split.get("transfer")
+    turn_ms = case.turns.quiet_ms if case.turns is not None else case.pace_ms or 0.0
+    met = begun = 0.0
+    for segment, page in cell.window.pages("decode"):
         for engine in page.engines() or [""]:
             gauge = engine_gauge(page, engine, "kv_fetch_stage", stage=LOADING)
             if gauge is None:
                 continue
-            full = no_slot_free(cell, page, engine, gauge)
-            together += float((gauge.value * np.maximum(gauge.value - 1, 0.0))[full].sum())
-            loads += float(gauge.value.sum())
-            free += float(gauge.value[~full].sum())
-    if loads <= 0:
-        return 0.0
-    queued_ms = _queued_ms(np.sort(cell.answers.sent[cell.answers.ok]), post_ms / 1000, max(1, cell.servers("decode")))
-    return (together * post_ms + free * 2 * queued_ms) / loads
+            # A sample meets a burst of k loads the more often the longer its posts take one after the other.
+            stay_s = (gauge.value * post_ms + moved_ms + turn_ms) / 1000
+            loads = np.where(no_slot_free(cell, page, engine, gauge), gauge.value, 0.0) / np.maximum(stay_s, 1e-9)
+            begun += Gauge(gauge.t, loads).integral(segment.start, segment.end)
+            others = loads * np.maximum(gauge.value - 1, 0.0)
+            met += Gauge(gauge.t, others).integral(segment.start, segment.end)
+    sent, servers = np.sort(cell.answers.sent[cell.answers.ok]), max(1, cell.servers("decode"))
+    together = _together([sent[k::servers] for k in range(servers)], post_ms / 1000, turn_ms / 1000)
+    requests = max(1, len(sent))
+    return post_ms * (met / requests + max(0.0, 1 - begun / requests) * together)
+
+
+def _together(sent: Sequence[Floats], post_s: float, turn_s: float) -> float:
+    """How many others a post shares its turn with: this run's own arrivals, each turn posting all that came before."""
+    others = 0
+    for mine in sent:
+        t, i = 0.0, 0
+        while i < len(mine):
+            begin = max(t, float(mine[i]))
+            here = int(np.searchsorted(mine, begin, side="right")) - i
+            others += here * (here - 1)
+            t, i = begin + here * post_s + turn_s, i + here
+    return others / max(1, sum(len(mine) for mine in sent))
 
 
 def wait_to_post(case: Case) -> Callable[[Split], float]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 
 from pdbench.report.causes.case import WAIT_SHARE, WORK_SHARE, Case, Cause, Part, Taken
 from pdbench.report.causes.decode import noticed_late
@@ -103,13 +103,15 @@ def unnamed_leg(case: Case) -> Iterator[tuple[Cause, Taken | None]]:
     )
 
 
-def unnamed_rest(case: Case) -> Iterator[tuple[Cause, Taken | None]]:
+def unnamed_rest(case: Case, named: Container[str]) -> Iterator[tuple[Cause, Taken | None]]:
     """What is left when every other cause has been looked for: parts of the handoff that are no work and no queue for
     a slot or for prefill, each too small or too unsure by itself to say what it is, and together too much for silence.
     """
     if case.colocated or case.cell.mode is None or case.cell.dynamo:
         return
     parts = {key: part for key, part in _odd_parts(case).items() if key not in case.removed}
+    if "engine-loop-blocking" in named:  # it says what the first step is held by
+        parts.pop("first step", None)
 
     def together(split: Split) -> float:
         return sum(max(0.0, part(split) or 0.0) for part in parts.values())
