@@ -105,7 +105,7 @@ def unnamed_leg(case: Case) -> Iterator[tuple[Cause, Taken | None]]:
 
 def unnamed_rest(case: Case, named: Container[str]) -> Iterator[tuple[Cause, Taken | None]]:
     """What is left when every other cause has been looked for: parts of the handoff that are no work and no queue for
-    a slot or for prefill, each too small or too unsure by itself to say what it is, and together too much for silence.
+    a slot or for prefill, a quarter of TTFT and more, and too unsure by themselves to say what they are.
     """
     if case.colocated or case.cell.mode is None or case.cell.dynamo:
         return
@@ -117,11 +117,11 @@ def unnamed_rest(case: Case, named: Container[str]) -> Iterator[tuple[Cause, Tak
         return sum(max(0.0, part(split) or 0.0) for part in parts.values())
 
     taken = case.taken("handoff", together)
-    if taken is None or not taken.is_noticed:
-        return
+    sizes = {key: max(0.0, part(case.split) or 0.0) for key, part in parts.items()}
+    if taken is None or not taken.is_noticed or max(sizes.values(), default=0.0) < WAIT_SHARE * case.mean_ttft_ms:
+        return  # a real engine has something of each
     if not (taken.of_ttft.reaches(WAIT_SHARE) or taken.of_ttft.value >= WORK_SHARE):
         return
-    sizes = {key: max(0.0, part(case.split) or 0.0) for key, part in parts.items()}
     texts = [_odd_text(case, key, ms) for key, ms in sizes.items() if ms >= ODD_SHARE * taken.ms]
     requests = case.cell.answers.count("ok")
     yield case.named(
