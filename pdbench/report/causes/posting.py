@@ -23,8 +23,8 @@ def turn_met_ms(case: Case) -> float:
     in pull the posts of others that are made in the same turn as one's own.
 
     KV that lands at random meets long turns more often, and half of one is left on average. While no stream runs the
-    loop looks all the time, but for the turns that give new streams their first tokens. In pull a transfer shorter than
-    a turn lands in the very turn that posted it, whatever holds up others.
+    loop looks all the time, but for the turns that post and that give new streams their first tokens. In pull a
+    transfer shorter than a turn lands in the very turn that posted it, whatever holds up others.
     """
     turns, cell = case.turns, case.cell
     if turns is None:
@@ -32,9 +32,11 @@ def turn_met_ms(case: Case) -> float:
     if case.pull and case.split.get("transfer") < turns.quiet_ms:
         return 2 * turns.mean_ms + posts_met_ms(case)
     busy = min(1.0, turns.busy_s / cell.send_s) if cell.send_s > 0 else 1.0
-    first_s = case.split.get("first_step") / 1000
+    first_s = (case.split.get("first_step") + (case.split.get("post") if case.pull else 0.0)) / 1000
     met = busy * turns.met_ms + (1 - busy) * 1000 * (cell.offered or 0.0) * turns.first_turns * first_s**2
-    return met / 2 + turns.mean_ms + (posts_met_ms(case) if case.pull else 0.0)
+    if case.pull:  # what lands after the turn that posted it may meet the whole of another post
+        return met + turns.mean_ms + posts_met_ms(case)
+    return met / 2 + turns.mean_ms
 
 
 def posts_met_ms(case: Case) -> float:
