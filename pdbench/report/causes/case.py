@@ -159,8 +159,10 @@ class Case:
 
     @property
     def pace_ms(self) -> float | None:
-        """How fast the answer goes on once it has begun: TPOT, by which a reader takes a wait for long or short."""
-        return self.cell.answers.mean(self.cell.answers.tpot_ms)
+        """How fast an answer goes on once it has begun, by which a reader takes a wait for long or short: TPOT, or the
+        turns between handoffs and prompts, where these make it slow."""
+        tpot_ms = self.cell.answers.mean(self.cell.answers.tpot_ms)
+        return tpot_ms if tpot_ms is None or self.turns is None else min(tpot_ms, self.turns.quiet_ms)
 
     @property
     def colocated(self) -> bool:
@@ -203,10 +205,11 @@ def _share(ms: float | None, of: float) -> float | None:
 
 
 def _sure(share: float, without: Sequence[float | None]) -> Share:
-    """With the lower end of its interval on a logarithmic scale, since shares are positive and skewed."""
+    """With the lower end of its interval on a logarithmic scale, since shares are positive and skewed, or on the plain
+    one, where a burst over two blocks of time shows."""
     if share <= 0 or not without:
         return Share(share, share)
     if any(value is None or value <= 0 for value in without):
         return Share(share, 0.0)
-    found = jackknife(float(np.log(share)), [float(np.log(value)) for value in without if value is not None])
-    return Share(share, share if found is None else float(np.exp(found.low)))
+    plain, found = jackknife(share, without), jackknife(float(np.log(share)), [float(np.log(v)) for v in without if v])
+    return Share(share, share if plain is None or found is None else min(plain.low, float(np.exp(found.low))))

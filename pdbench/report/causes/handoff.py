@@ -6,8 +6,8 @@ import math
 from collections.abc import Iterator
 
 from pdbench.littles_law.kv import effective_gb_s
-from pdbench.report.causes.case import Case, Cause, Taken
-from pdbench.report.causes.loop import EXPLAINS, LOOP_SHARE, held, posts_on_loop
+from pdbench.report.causes.case import NOTICED_TURNS, Case, Cause, Taken
+from pdbench.report.causes.loop import EXPLAINS, LOOP_SHARE, held, lost_turns, posts_on_loop
 from pdbench.report.causes.posting import posting, wait_to_post
 from pdbench.report.split import Split
 
@@ -130,9 +130,10 @@ def transfer_fragmentation(case: Case) -> Iterator[tuple[Cause, Taken | None]]:
         return None if whole is None else whole * min(1.0, fragments / posted)
 
     taken = case.taken("post", of_descriptors)
-    blocked = case.turns is not None and case.pull and held(case) is not None
-    loop = case.turns.handoffs_s * fragments / 1000 if blocked and case.turns is not None else 0.0
-    if taken is None or not (taken.is_wait() or loop >= LOOP_SHARE):
+    turns = case.turns if case.pull and held(case) is not None else None
+    loop = 0.0 if turns is None else turns.handoffs_s * fragments / 1000
+    felt = turns is not None and loop >= LOOP_SHARE and lost_turns(case, turns) >= NOTICED_TURNS
+    if taken is None or not (taken.is_wait() or felt):
         return
     nbytes = case.cell.window.mean_s(case.mover, "nixl_nbytes")
     waits = wait_to_post(case)(case.split)
@@ -145,8 +146,8 @@ def transfer_fragmentation(case: Case) -> Iterator[tuple[Cause, Taken | None]]:
         numbers.append(f"{nbytes / descriptors / 1024:,.0f} KiB a descriptor")
     if (cost := case.peers.descriptor_cost_us()) is not None:
         numbers.append(f"over this run's prompt lengths a descriptor costs {cost:.1f} us")
-    if blocked:
-        numbers.append(f"on decode's loop that is {loop:.0%} of its time")
+    if turns is not None:
+        numbers.append(f"on decode's loop that is {min(1.0, loop):.0%} of the time in which streams run")
     yield case.named(
         "transfer-fragmentation",
         taken,

@@ -133,7 +133,7 @@ def engine_loop_blocking(case: Case) -> Iterator[tuple[Cause, Taken | None]]:
     if posts_on_loop(case):
         numbers.append(
             f"posting takes {case.split.get('post'):,.0f} ms a request on the loop,"
-            f" {min(1.0, posted_share(case)):.0%} of it at {turns.handoffs_s:.2f} handoffs/s"
+            f" {min(1.0, posted_share(case)):.0%} of the time in which streams run"
         )
     else:
         if (stall := turns.stall_ms) is not None and stall.low > 0:

@@ -145,7 +145,8 @@ def _odd_parts(case: Case) -> dict[str, Part]:
     if case.turns is not None:
         found["first step"] = own_stall(case.turns)
     ours = any(finding.code == "client-saturated" and finding.severity == VOID for finding in case.findings)
-    if "first_step" in case.split.parts and not ours:  # else decode was not looked at, or sends were late
+    known = {"prefill_queue", "prefill", "first_step"} <= set(case.split.parts)
+    if known and not ours:  # else a server was not looked at, or sends were late
         found["unexplained"] = lambda split: case.split.get("unexplained")
     return found
 
