@@ -76,7 +76,7 @@ def _answer(outcome: Outcome, find: str, several: bool) -> dict[str, Any]:
         "slos": [{**slo.document(), "text": slo.text()} for slo in search.slos],
         "state": state,
         "settled": state == "settled",
-        "rate": so_far.rate,
+        "rate": so_far.rate if so_far.bounded else None,  # without an interval it only says where to look next
         "interval": [so_far.low, so_far.high] if so_far.bounded else None,
         "holds": so_far.holds,
         "fails": so_far.fails,
