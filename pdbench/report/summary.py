@@ -40,6 +40,7 @@ from pdbench.report.imports.told import told_cells
 from pdbench.report.legs import add_proxy_costs, legs_ms, traffic_of
 from pdbench.report.material import Material, material
 from pdbench.report.prefix import fewer_hits, prefix_cache
+from pdbench.report.short_run import short_run
 from pdbench.report.split import Split, split_of
 from pdbench.report.tiers import tiers
 from pdbench.report.validity import Finding, findings, is_void, merged
@@ -139,6 +140,7 @@ def cell_summary(cell: Measured, peers: Peers | None = None) -> dict[str, Any]:
         "legs_ms": legs_ms(cell.answers),
         "slots": _slot_keys(slots),
         **_loop_keys(case),
+        "short_run": None if (short := short_run(cell)) is None else short.document(),
         **breakdown(cell),
         "prefix_cache": prefix_cache(cell),
         "arrivals": arrival_figures(cell),

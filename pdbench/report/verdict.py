@@ -95,6 +95,8 @@ def _short_of(slots: Mapping[str, Any]) -> str:
 def _good(cell: Mapping[str, Any]) -> str:
     mean = cell.get("mean_ttft_ms")
     text = "no TTFT" if mean is None else f"mean TTFT {mean:,.0f} ms"
+    if (steady := (cell.get("short_run") or {}).get("steady_mean_ttft_ms")) is not None:
+        text += f" in a short run, about {steady:,.0f} in a steady state"
     if (tpot := cell.get("mean_tpot_ms")) is not None:
         text += f", TPOT {tenths(tpot)} ms"
     slots = cell.get("slots", {})

@@ -159,10 +159,8 @@ class Case:
 
     @property
     def pace_ms(self) -> float | None:
-        """How fast an answer goes on once it has begun, by which a reader takes a wait for long or short: TPOT, or the
-        turns between handoffs and prompts, where these make it slow."""
-        tpot_ms = self.cell.answers.mean(self.cell.answers.tpot_ms)
-        return tpot_ms if tpot_ms is None or self.turns is None else min(tpot_ms, self.turns.quiet_ms)
+        """How fast the answer goes on once it has begun: TPOT, by which a reader takes a wait for long or short."""
+        return self.cell.answers.mean(self.cell.answers.tpot_ms)
 
     @property
     def colocated(self) -> bool:

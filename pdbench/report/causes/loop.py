@@ -150,7 +150,8 @@ def engine_loop_blocking(case: Case) -> Iterator[tuple[Cause, Taken | None]]:
         taken = case.taken("slots", with_slots(post if posts_on_loop(case) else own_stall(turns)))
     numbers += [text for text in (stall_text(case), across_rates(case)) if text is not None]
     advice = (
-        "Move posting off decode's loop: push (prefill posts on a thread of its own), or a connector that posts on one"
+        "Move posting off decode's loop: push (prefill posts on a thread of its own), or a connector that posts on one;"
+        f" TPOT then falls to about {turns.quiet_ms:.1f} ms, the post itself stays in TTFT"
     )
     if not posts_on_loop(case):
         advice = "Profile decode's step at an admission: allocation, handshakes or layout changes of KV run on its loop"
