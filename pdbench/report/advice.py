@@ -84,14 +84,15 @@ def _beside_held_loop(cell: Measured, available: int, loop: HeldLoop) -> str:
         f" {loop.share:.0%} of its time at this rate"
     )
     fits = next((c for c in range(available + 1, LARGER * available + 1) if acceptable(rate, c)), None)
-    if running_without_limit(rate, tokens, loop.tpot) is None:
+    if loop.share >= 1:
         text += ", and no number of slots carries it"
-    elif fits is None:
-        text += f", and {LARGER * available} slots would not carry it either"
+    elif fits is None or running_without_limit(rate, tokens, loop.tpot) is None:
+        # How TPOT grows with the batch is little known where the slots were full all the time.
+        text += "; whether more slots would do cannot be said from the batch sizes that were seen"
     else:
         running = batch_waits(rate, tokens, loop.tpot, fits)
         slower = loop.tpot.at(min(fits, running.running if running is not None else fits))
-        text += f"; with --max-num-seqs {fits} the wait for a slot ends, at a TPOT of {slower:,.1f} ms"
+        text += f"; with about {fits} slots (--max-num-seqs) the wait for one ends, at a TPOT of {slower:,.1f} ms"
     lower = (rate * k / RATE_STEPS for k in range(RATE_STEPS - 1, 0, -1))
     highest = next((_two_digits(qps) for qps in lower if acceptable(qps, available)), 0.0)
     return f"{text}." + (f" As it is, {highest:g} req/s have a mean wait of at most 10% of E2EL." if highest else "")
