@@ -57,6 +57,15 @@ class Peers:
         nbytes = self.cell.window.mean_s(role, "nixl_nbytes")
         return None if cost is None or nbytes is None else 1000 * cost * nbytes
 
+    def turn_growth_ms(self) -> float | None:
+        """By how much a quiet turn of decode's loop grows with each further stream, from cells whose batches differ by
+        `SPREAD`: a cell whose slots are always full shows one batch only."""
+        seen = [(turns.streams, turns.quiet_ms) for cell in self.target() if (turns := cell.turns) is not None]
+        streams, quiet_ms = (np.array([pair[i] for pair in seen]) for i in (0, 1))
+        if len(seen) < 2 or streams.max() < SPREAD * streams.min():
+            return None
+        return max(0.0, float(np.polyfit(streams, quiet_ms, 1)[0]))
+
     def _post_s_for_each(self, what: str) -> float | None:
         """The slope of post time against a size of the transfers, where this run's differ by `SPREAD`."""
         known = []

@@ -196,7 +196,9 @@ def held_loop(case: Case) -> HeldLoop | None:
     share = rate * stall_ms / 1000 / decoders
     if share < LOOP_SHARE:
         return None
-    tpot = Tpot.measured(turns.quiet_ms, turns.slope_ms or 0.0, turns.streams)
+    growth_ms = case.peers.turn_growth_ms()
+    growth_ms = turns.slope_ms or 0.0 if growth_ms is None else growth_ms
+    tpot = Tpot.measured(turns.quiet_ms, growth_ms, turns.streams)
     return HeldLoop(stall_ms, share, Tpot(tpot.alone_ms, tpot.slope_ms + stall_ms / tokens / decoders), posting)
 
 
