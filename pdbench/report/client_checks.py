@@ -13,6 +13,7 @@ from pdbench.report.cell import Measured
 from pdbench.report.client_health import client_saturated, connection_cost
 from pdbench.report.demand import slots_of
 from pdbench.report.finding import VOID, WARN, Finding
+from pdbench.report.one_full import one_full
 from pdbench.report.short_run import short_run
 from pdbench.report.statistics import needed_for
 from pdbench.report.thinking import thinking_dropped, thought_before
@@ -57,6 +58,8 @@ def _not_steady(cell: Measured) -> Iterator[Finding]:
         )
     if _too_few_slots(cell):
         reasons.append(f"{cell.rate:g} req/s need {slots.wanted_text()}: at this rate no steady state exists")
+    if cell.rate is not None and (alone := one_full(cell)) is not None:
+        reasons.append(alone)
     if not reasons:
         if (short := short_run(cell)) is not None:
             advice = "Run longer, or take its figures for those of a short run (pdbench slots --from-run)"

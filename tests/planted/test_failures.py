@@ -41,6 +41,14 @@ def test_a_decode_server_that_dies_behind_the_proxy(tmp_path: Path) -> None:
     assert found["diagnosis"][0]["cause"] == "decode-down" and "broke off" in found["diagnosis"][0]["evidence"]
 
 
+def test_one_prefill_server_of_two_dies_near_the_end(tmp_path: Path) -> None:
+    """A few failed requests void nothing, and the server is gone all the same."""
+    gone = Sabotage(dies="prefill-1", dies_s=28.5)
+    found = cell(tmp_path, Settings(prefills=2), rates=[3.5], output_len=80, duration_s=30.0, sabotage=gone)
+    assert 0 < found["failed"] < 0.05 * found["sent"]
+    assert found["diagnosis"][0]["cause"] == "prefill-down" and "prefill-1" in found["diagnosis"][0]["evidence"]
+
+
 def test_kv_that_was_given_away_before_it_was_read(tmp_path: Path) -> None:
     """In push nothing renews a lease: with too few slots decode registers after it has ended."""
     settings = Settings(mode="push", max_num_seqs=1, lease_s=0.5)

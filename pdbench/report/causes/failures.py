@@ -94,7 +94,7 @@ def _told(cell: Measured, role: str) -> str | None:
 
 def server_down(cell: Measured, findings: Sequence[Finding]) -> Iterator[Cause]:
     """A server behind the proxy stopped answering: what the proxy makes of it may begin with HTTP 200."""
-    if failed_share(cell) < FAILED_SHARE:
+    if failed_share(cell) == 0:
         return
     answers = cell.answers
     begun = int(np.sum((answers.status == "truncated") | ((answers.status == "failed") & np.isfinite(answers.first))))
