@@ -86,6 +86,26 @@ def test_mistakes_are_told_in_a_sentence(
     assert said in ended.err
 
 
+@pytest.mark.parametrize(
+    ("name", "value", "said"),
+    [
+        ("mean_ttft_ms", float("nan"), "NaN is no number"),
+        ("mean_ttft_ms", 0, "mean_ttft_ms"),
+        ("mean_tpot_ms", "6.1", "mean_tpot_ms"),
+        ("ttft_split_ms", [1, 2], "ttft_split_ms"),
+        ("repeats", ["first"], "repeats"),
+        ("validity", "none", "validity"),
+    ],
+)
+def test_a_damaged_summary_is_refused(pdbench: Program, tmp_path: Path, name: str, value: object, said: str) -> None:
+    """Neither a traceback nor a gate that passes since a mean of 0 is an improvement."""
+    run = summary([cell(exact(8))])
+    good = written(tmp_path, "good", run)
+    damaged = written(tmp_path, "bad", edited(run, lambda document: document["cells"][0].update({name: value})))
+    ended = pdbench("compare", good, damaged)
+    assert ended.code == 2 and said in ended.err and "Traceback" not in ended.err
+
+
 def test_every_file_says_the_same(pdbench: Program, files: dict[str, Path], tmp_path: Path) -> None:
     shown = tmp_path / "step.md"
     shown.write_text("before\n")
@@ -162,7 +182,7 @@ def test_a_large_grid_shows_what_tells(pdbench: Program, tmp_path: Path) -> None
 def test_what_a_server_says_stays_text(pdbench: Program, tmp_path: Path) -> None:
     def edit(document: dict[str, Any]) -> None:
         document["targets"] = [HOSTILE, "b"]
-        document["deployments"] = [{"target": HOSTILE, "model": HOSTILE}, {"target": "b", "model": "m"}]
+        document["deployments"] = [{"target": name, "model": name, "servers": []} for name in (HOSTILE, "b")]
         for each in document["cells"][:1]:
             each["target"] = HOSTILE
             each["diagnosis"] = [{"cause": HOSTILE, "share": 0.5, "evidence": HOSTILE, "advice": HOSTILE}]

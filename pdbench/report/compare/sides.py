@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from importlib import resources
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from pdbench.report.wording import CellSummary, Summary, clean
 from pdbench.run import Run
 
 BASE, NEW = "BASE", "NEW"
+LONGEST_WORDS = 120  # of what is wrong with a file
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,14 +58,15 @@ def read_side(path: Path, role: str) -> Side:
         run = Run.open(path)
         return Side(role, path, summarise(run), run.document)
     try:
-        summary = json.loads(file.read_text(encoding="utf-8"))
+        summary = json.loads(file.read_text(encoding="utf-8"), parse_constant=_no_number)
     except OSError as error:
         raise UsageError(
             f"{role} {path} cannot be read: {error.strerror}.", "Give a run directory or a summary.json."
         ) from None
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise UsageError(f"{role} {file} is not JSON: {error}.") from None
     _refuse_what_is_no_summary(summary, role, file)
+    _refuse_what_breaks_the_schema(summary, role, file)
     beside = file.parent / "run.json"
     document = Run.open(file.parent).document if path.is_dir() and beside.exists() else {}
     return Side(role, path, summary, document)
@@ -105,3 +108,20 @@ def two_targets(side: Side, between: Sequence[str]) -> tuple[Side, Side]:
         raise UsageError(f"two targets are compared, {side.path} has: {shown}.", "Name them: --between A,B")
     first, second = (Side(clean(name, 40), side.path, side.summary, side.document, name) for name in chosen)
     return first, second
+
+
+def _no_number(name: str) -> Any:
+    raise ValueError(f"{name} is no number")
+
+
+def _refuse_what_breaks_the_schema(summary: Any, role: str, file: Path) -> None:
+    """A file that was edited or made by something else may hold a text where a number belongs, or a TTFT of 0."""
+    from jsonschema import Draft202012Validator
+    from jsonschema.exceptions import best_match
+
+    schema = json.loads(resources.files("pdbench.report").joinpath("summary.schema.json").read_bytes())
+    found = best_match(Draft202012Validator(schema).iter_errors(summary))
+    if found is not None:
+        said = clean(found.message if len(found.message) <= LONGEST_WORDS else found.message[:LONGEST_WORDS] + "...")
+        place = clean(found.json_path)
+        raise UsageError(f"{role} {file} is damaged: {place}: {said}.", "Judge the run again: pdbench report RUN")
