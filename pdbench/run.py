@@ -9,6 +9,7 @@ there, so a crash, Ctrl-C or a full disk loses nothing that was measured. The co
 from __future__ import annotations
 
 import json
+import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -98,6 +99,20 @@ def _schemas() -> dict[str, pyarrow.Schema]:
     return {"requests": requests, "chunks": chunks, "metrics": metrics}
 
 
+def _look_through(document: Mapping[str, Any]) -> None:
+    """Raise what reading it would raise later, where a file was damaged or edited: numbers that are none, say."""
+    for cell in document.get("plan", {}).get("cells", []):
+        for name in ("cell", "request_rate", "prompt_len", "output_len", "max_concurrency"):
+            if cell.get(name) is not None and not math.isfinite(cell[name]):
+                raise ValueError(f"{name} of a cell is {cell[name]}")
+    for entry in document.get("cell_runs", []):
+        for name in ("cell", "repeat"):
+            int(entry[name])
+        for name in ("start_s", "send_end_s", "end_s"):
+            if entry.get(name) is not None and not math.isfinite(entry[name]):
+                raise ValueError(f"{name} of a cell is {entry[name]}")
+
+
 def _schema(table: str, columns: Sequence[str] | None) -> pyarrow.Schema:
     whole = _schemas()[table]
     return whole if columns is None else tables.arrow().schema([whole.field(name) for name in columns])
@@ -156,10 +171,11 @@ class Run:
         try:
             document = json.loads(file.read_text())
             schema = int(document["schema"])
+            _look_through(document)
         except FileNotFoundError:
             raise UsageError(f"{path} is not a run directory: it has no run.json.") from None
-        except (OSError, ValueError, KeyError, TypeError) as error:
-            raise UsageError(f"{file} cannot be read: {error}.") from None
+        except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+            raise UsageError(f"{file} cannot be read: {type(error).__name__}, {error}.") from None
         if schema > SCHEMA:
             raise UsageError(
                 f"{file} has schema {schema}, this pdbench reads up to {SCHEMA}.",

@@ -203,6 +203,24 @@ def test_a_table_written_before_a_column_existed_is_still_read(tmp_path: Path) -
     assert run.table("requests")["stamp"].isna().all()
 
 
+@pytest.mark.parametrize(
+    "document",
+    [
+        '{"schema": 1, "plan": {"cells": "two"}}',
+        '{"schema": 1, "plan": {"cells": [{"cell": 0, "request_rate": NaN}]}}',
+        '{"schema": 1, "plan": {"cells": [{"cell": 0, "prompt_len": "16"}]}}',
+        '{"schema": 1, "cell_runs": [{"cell": 0, "state": "done"}]}',
+        '{"schema": 1, "cell_runs": [{"cell": 0, "repeat": 0, "start_s": Infinity}]}',
+        '{"schema": 1, "x": ' + "[" * 100_000,
+        "[]",
+    ],
+)
+def test_a_damaged_run_is_refused(tmp_path: Path, document: str) -> None:
+    (tmp_path / "run.json").write_text(document)
+    with pytest.raises(UsageError, match="cannot be read"):
+        Run.open(tmp_path)
+
+
 def test_json_for_other_programs_holds_no_nan(tmp_path: Path) -> None:
     run = Run.create(tmp_path / "run", {})
     with pytest.raises(ValueError, match="not JSON compliant"):
