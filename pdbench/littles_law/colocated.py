@@ -1,14 +1,16 @@
 """Co-located instances with chunked prefill: what they give a load, in the terms in which P/D is judged.
 
-A prefill runs in chunks, and every stream that decodes waits for the step that carries one. Such a step reads the
-weights once, so streams ride along for their slope alone: this favours co-located instances, and with it TTFT on P/D is
-never better on equal GPUs than what a shorter queue makes of it. TPOT is that of `crossover`; TTFT is a wait for the
-prefills before and the chunks.
+A prefill runs in chunks, and a step that carries one carries every stream that decodes as well: each gets its token at
+the end of the step, as in vLLM v1. Such a step reads the weights once: it takes the chunk's time, or a decode step's
+where that is longer, and streams add their slope alone, which favours co-located instances. TPOT is the mean step, ITL
+p99 a percentile of the same steps, and the slots held follow from TPOT. TTFT is a wait for the prefills before and the
+chunks. (`crossover` asks about prefills in one piece, for which streams stop.)
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from pdbench.littles_law.batch import Tpot
@@ -56,42 +58,109 @@ def overloaded(load: float) -> Service:
     return Service(load, 0.0, None, None, 0.0, None, None, None, None)
 
 
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """The forward of one prompt, in equal chunks."""
+
+    forward_ms: float
+    chunks: int
+
+    @property
+    def chunk_ms(self) -> float:
+        return self.forward_ms / self.chunks
+
+
+@dataclass(frozen=True, slots=True)
+class Steps:
+    """The steps of one instance: `plain_ms` without a chunk, and (ms, share of all steps) of those with one.
+
+    A stream gets one token a step, so `tpot_ms` is the mean step.
+    """
+
+    plain_ms: float
+    chunked: tuple[tuple[float, float], ...]
+    tpot_ms: float
+    streams: float
+
+    @property
+    def itl_p99_ms(self) -> float:
+        longer = 0.0
+        for step_ms, share in sorted(self.chunked, reverse=True):
+            longer += share
+            if longer > 1 - ITL_QUANTILE:
+                return step_ms
+        return self.plain_ms
+
+
 def colocated(workload: Workload, site: Site, slo: Slo, instances: int, chunk_tokens: float) -> Service:
     """`instances` equal ones, each with its part of the rate (Poisson)."""
     qps = workload.qps / instances
-    lens = workload.prompt_lens
-    forwards = [site.prefill.forward_ms(tokens) for tokens in lens]
-    mean_ms = math.fsum(forwards) / len(forwards)
-    tpot_ms = colocated_tpot_ms(qps, mean_ms, workload.out_tokens, site.tpot)
-    busy = qps * mean_ms / 1000
-    full_s = site.tpot.held_s(workload.out_tokens, site.slots)
-    load = busy + qps * full_s / site.slots * (1 - busy) if busy < 1 else busy
-    if tpot_ms is None:
+    prompts = prompts_of(workload, site, chunk_tokens)
+    added = _added(qps, prompts, site.tpot)
+    steps = steps_of(qps, prompts, workload.out_tokens, site.tpot)
+    if steps is None or steps.streams >= site.slots:
+        return overloaded(_load(qps, prompts, added, workload.out_tokens, site, site.slots))
+    load = _load(qps, prompts, added, workload.out_tokens, site, steps.streams)
+    beside_ms = site.tpot.slope_ms * steps.streams
+    wait = _wait(workload.qps, _spans(prompts, beside_ms), instances, site.routing)
+    # Streams decode as on an engine that is slower by what chunks add to its steps.
+    slowed = Tpot(site.tpot.alone_ms / (1 - added), site.tpot.slope_ms / (1 - added))
+    streaming = decoding(qps, workload, slowed, site.slots, 1, replace(slo, itl_ms=None))
+    if wait is None or streaming is None:
         return overloaded(load)
-    streams = qps * workload.out_tokens * tpot_ms / 1000
-    if streams >= site.slots:
-        return overloaded(streams / site.slots)
-    step_ms = site.tpot.at(max(1.0, streams))
-    beside_ms = site.tpot.slope_ms * streams
-    spans = [ms + chunks_of(tokens, chunk_tokens) * beside_ms for ms, tokens in zip(forwards, lens, strict=True)]
-    wait = _wait(workload.qps, spans, instances, site.routing)
-    if wait is None:
-        return overloaded(qps * math.fsum(spans) / len(spans) / 1000)
-    least = [site.prefill.fixed_ms + span for span in spans]
+    least = [
+        site.prefill.fixed_ms + one.chunks * (max(one.chunk_ms, site.tpot.alone_ms) + beside_ms) for one in prompts
+    ]
     ttft_ms = math.fsum(least) / len(least) + wait.mean_ms
     share = math.fsum(1 - beyond(wait, NO_TAIL, slo.ttft_ms - base) for base in least) / len(least)
-    # Between prefills streams decode as on an engine that is slower by the time which prefills take.
-    slowed = Tpot(site.tpot.alone_ms / (1 - busy), site.tpot.slope_ms / (1 - busy))
-    streaming = decoding(qps, workload, slowed, site.slots, 1, replace(slo, itl_ms=None))
-    if streaming is None:
-        return overloaded(load)
-    chunk_ms = [ms / chunks_of(tokens, chunk_tokens) for ms, tokens in zip(forwards, lens, strict=True)]
-    chunks = math.fsum(chunks_of(tokens, chunk_tokens) for tokens in lens) / len(lens)
-    itl_ms = _itl_quantile(step_ms, beside_ms, chunk_ms, qps * chunks * tpot_ms / 1000)
-    e2el_ms = ttft_ms + (workload.out_tokens - 1) * tpot_ms
+    e2el_ms = ttft_ms + (workload.out_tokens - 1) * steps.tpot_ms
     quantile = quantile_ms(least, wait, NO_TAIL, slo.share)
     both = share * streaming.tpot_share
-    return Service(load, both, ttft_ms, quantile, share, tpot_ms, itl_ms, e2el_ms, streams)
+    return Service(load, both, ttft_ms, quantile, share, steps.tpot_ms, steps.itl_p99_ms, e2el_ms, steps.streams)
+
+
+def prompts_of(workload: Workload, site: Site, chunk_tokens: float) -> list[Prompt]:
+    return [Prompt(site.prefill.forward_ms(n), chunks_of(n, chunk_tokens)) for n in workload.prompt_lens]
+
+
+def steps_of(qps: float, prompts: Sequence[Prompt], out_tokens: float, tpot: Tpot) -> Steps | None:
+    """The steps of one instance at `qps`; `None` where chunks and streams together exceed its time.
+
+    Of the steps a share p = qps x chunks x TPOT carries a chunk, and they last max(a, chunk) + d b, the others a + d b:
+    the mean is TPOT = a + d b + TPOT x (what chunks add to steps, as a share of the time).
+    """
+    longer_ms = _longer_ms(prompts, tpot)
+    mean_ms = colocated_tpot_ms(qps, longer_ms, out_tokens, tpot)
+    if mean_ms is None:
+        return None
+    if qps * out_tokens * mean_ms < 1000:  # a stream that decodes is at least one
+        mean_ms = tpot.at(1) / (1 - qps * longer_ms / 1000)
+    streams = qps * out_tokens * mean_ms / 1000
+    beside_ms = tpot.slope_ms * max(1.0, streams)
+    share = qps * mean_ms / 1000 / len(prompts)
+    chunked = tuple((max(one.chunk_ms, tpot.alone_ms) + beside_ms, one.chunks * share) for one in prompts)
+    return Steps(tpot.alone_ms + beside_ms, chunked, mean_ms, streams)
+
+
+def _longer_ms(prompts: Sequence[Prompt], tpot: Tpot) -> float:
+    """By how much a prompt's chunks lengthen the steps that carry them, all together."""
+    return math.fsum(max(0.0, one.forward_ms - one.chunks * tpot.alone_ms) for one in prompts) / len(prompts)
+
+
+def _added(qps: float, prompts: Sequence[Prompt], tpot: Tpot) -> float:
+    return qps * _longer_ms(prompts, tpot) / 1000
+
+
+def _spans(prompts: Sequence[Prompt], beside_ms: float) -> list[float]:
+    return [one.forward_ms + one.chunks * beside_ms for one in prompts]
+
+
+def _load(qps: float, prompts: Sequence[Prompt], added: float, out_tokens: float, site: Site, streams: float) -> float:
+    """Of the engine's time for prompts and of its slots the fuller."""
+    busy = qps * math.fsum(_spans(prompts, site.tpot.slope_ms * streams)) / len(prompts) / 1000
+    if added >= 1:
+        return busy
+    return max(busy, qps * site.tpot.held_s(out_tokens, site.slots) / site.slots / (1 - added))
 
 
 def chunks_of(tokens: float, chunk_tokens: float) -> int:
@@ -107,15 +176,6 @@ def _wait(qps: float, spans: list[float], instances: int, routing: str) -> Tail 
         return None
     cv = math.sqrt(math.fsum((span - mean_ms) ** 2 for span in spans) / len(spans)) / mean_ms
     return tail_of(poisson_waits(load, servers, cv), mean_ms)
-
-
-def _itl_quantile(step_ms: float, beside_ms: float, chunk_ms: list[float], stalled: float) -> float:
-    """The ITL percentile when a share `stalled` of the gaps, the longest ones, are steps with a chunk."""
-    if stalled <= 1 - ITL_QUANTILE:
-        return step_ms
-    ordered = sorted(chunk_ms)
-    at = 1 - (1 - ITL_QUANTILE) / min(1.0, stalled)
-    return max(step_ms, beside_ms + ordered[min(len(ordered) - 1, int(at * len(ordered)))])
 
 
 def disaggregated(workload: Workload, site: Site, slo: Slo, prefills: int, decodes: int) -> Service:

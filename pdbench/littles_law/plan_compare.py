@@ -135,6 +135,7 @@ def compare_plan(sides: Sides, site: Site, chunk_tokens: float) -> Plan:
     title = f"{number(sides.workload.qps)} req/s on {sides.prefills + sides.decodes} instances"
     table = Table(title, ("", "co-located", f"P/D {sides.place}", "P/D is"), tuple(rows))
     remarks = (
+        "Co-located, a step with a chunk carries every stream too: TPOT is the mean of those steps and the others.",
         "ITL p99 of P/D is a decode step: what posting handoffs takes of decode's loop is not in it (`plan transfer`).",
         f"Less than {SAME:.0%} counts as the same. Goodput: both SLOs for {percent(sides.slo.share)} of requests.",
     )

@@ -2,12 +2,23 @@
 
 from __future__ import annotations
 
+import heapq
+import random
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pdbench.littles_law.batch import Tpot
-from pdbench.littles_law.colocated import chunks_of, colocated, colocated_highest_qps, disaggregated
+from pdbench.littles_law.colocated import (
+    ITL_QUANTILE,
+    chunks_of,
+    colocated,
+    colocated_highest_qps,
+    disaggregated,
+    prompts_of,
+    steps_of,
+)
 from pdbench.littles_law.costs import PrefillCost
 from pdbench.littles_law.ratio import Site, Slo, Workload
 
@@ -55,6 +66,92 @@ def test_smaller_chunks_smooth_the_gaps() -> None:
 def test_rare_prefills_do_not_reach_p99() -> None:
     rare = colocated(Workload(0.01, (8192.0,), 1000), site(), SLO, 2, 2048)
     assert rare.itl_p99_ms == pytest.approx(site().tpot.at(1), rel=0.01)
+
+
+def simulated_gaps(
+    qps: float, out: int, chunks: int, chunk_ms: float, tpot: Tpot, requests: int
+) -> tuple[float, list[float]]:
+    """One engine with chunked prefill, step by step: mean gap of the streams, and all their gaps in order.
+
+    A step takes the longer of a chunk (if a prompt is due) and the weights, and the slope of each stream beside it.
+    """
+    rng = random.Random(7)
+    arrivals, at = [], 0.0
+    for _ in range(requests):
+        at += rng.expovariate(qps) * 1000
+        arrivals.append(at)
+    now, taken, left, step, gaps, ends = 0.0, 0, 0, 0, [], []
+    while taken < requests or left or ends:
+        due = taken < requests and arrivals[taken] <= now
+        if not left and due:
+            left, taken = chunks, taken + 1
+        if not left and not ends:
+            now = arrivals[taken]
+            continue
+        took = (max(chunk_ms, tpot.alone_ms) if left else tpot.alone_ms) + tpot.slope_ms * len(ends)
+        now, step = now + took, step + 1
+        gaps += [took] * len(ends)
+        while ends and ends[0] == step:
+            heapq.heappop(ends)
+        if left:
+            left -= 1
+            if not left:
+                heapq.heappush(ends, step + out - 1)
+    return sum(gaps) / len(gaps), sorted(gaps)
+
+
+@pytest.mark.parametrize(
+    ("qps", "tokens", "out", "chunk", "rate", "tpot"),
+    [
+        (4.5, 8192, 128, 512, 50.0, Tpot(10)),  # chunks as long as a step
+        (4.0, 16384, 128, 2048, 273.0, Tpot(5.7, 0.2)),
+        (3.0, 8192, 256, 2048, 40.0, Tpot(8, 0.05)),  # chunks of six steps, 61 % of the time
+        (4.0, 4096, 128, 512, 273.0, Tpot(5.7, 0.2)),  # chunks that fit within a step
+    ],
+)
+def test_gaps_are_those_of_an_engine_simulated_step_by_step(
+    qps: float, tokens: float, out: int, chunk: int, rate: float, tpot: Tpot
+) -> None:
+    of, workload = Site(PrefillCost(1 / rate), tpot, 64), Workload(2 * qps, (tokens,), out)
+    found = colocated(workload, of, SLO, 2, chunk)
+    chunks = chunks_of(tokens, chunk)
+    mean_ms, gaps = simulated_gaps(qps, out, chunks, tokens / rate / chunks, tpot, 2000)
+    # The model has the mean share of chunks and the mean batch at every moment: prompts that come in clusters cost more.
+    assert found.tpot_ms == pytest.approx(mean_ms, rel=0.05 if qps > 3 else 0.1)
+    assert found.itl_p99_ms == pytest.approx(
+        gaps[int(ITL_QUANTILE * len(gaps))], rel=0.05 if not tpot.slope_ms else 0.3
+    )
+
+
+@given(
+    st.floats(0.01, 30),
+    st.lists(st.floats(1, 30_000), min_size=1, max_size=3),
+    st.floats(1, 1500),
+    st.integers(64, 16_384),
+    st.floats(0, 0.5),
+)
+@settings(deadline=None, max_examples=100)
+def test_tpot_is_the_mean_of_the_gaps(qps: float, lens: list[float], out: float, chunk: int, slope: float) -> None:
+    of, workload = site(slope), Workload(qps, tuple(lens), out)
+    prompts = prompts_of(workload, of, chunk)
+    steps = steps_of(qps, prompts, out, of.tpot)
+    if steps is None:
+        return
+    with_chunk = sum(share for _, share in steps.chunked)
+    mean_ms = sum(ms * share for ms, share in steps.chunked) + (1 - with_chunk) * steps.plain_ms
+    assert mean_ms == pytest.approx(steps.tpot_ms)
+    per_s = qps * sum(one.chunks for one in prompts) / len(prompts)
+    assert with_chunk == pytest.approx(per_s * steps.tpot_ms / 1000)
+    longest = max(steps.plain_ms, *(ms for ms, _ in steps.chunked))
+    assert steps.plain_ms <= steps.itl_p99_ms <= longest
+    if with_chunk <= 1:  # beyond, prompts alone are more than the engine has time for
+        assert steps.plain_ms - 1e-9 <= steps.tpot_ms <= longest + 1e-9
+    assert steps.streams == pytest.approx(qps * out * steps.tpot_ms / 1000)
+
+
+def test_without_prompts_tpot_is_a_decode_steps() -> None:
+    one = colocated(Workload(4, (1e-6,), 256), site(), SLO, 1, 2048)
+    assert one.tpot_ms == one.itl_p99_ms == pytest.approx(8 / (1 - 4 * 0.256 * 0.05))
 
 
 def test_overload_and_slots() -> None:
