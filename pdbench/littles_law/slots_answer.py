@@ -216,12 +216,13 @@ def _facts(question: Question, one: Demand, slots: int | None) -> dict[str, Any]
     at = one.held_slots(slots) or 1.0
     if slots is not None:
         at = min(at, slots)
+    tpot_ms = demand.tpot.at(at) - question.prefill_ms / demand.out_tokens
     found: dict[str, Any] = {
         "qps": demand.qps,
         "out_tokens": demand.out_tokens,
-        "tpot_ms": demand.tpot.at(at),
+        "tpot_ms": tpot_ms,
         "held_ms": demand.held_s(at) * 1000,
-        "half_step_ms": demand.tpot.at(at) / 2,
+        "half_step_ms": tpot_ms / 2,
         "lengths": demand.lengths.kind,
         "out_cv": demand.lengths.total_cv,
         "burstiness": None if demand.arrival_cv == 0 else demand.burstiness,
@@ -231,6 +232,8 @@ def _facts(question: Question, one: Demand, slots: int | None) -> dict[str, Any]
     if demand.tpot.slope_ms > 0:
         found["tpot_slope_ms"] = demand.tpot.slope_ms
         found["tpot_full_batch_ms"] = None if slots is None else demand.tpot.at(slots)
+    if question.prefill_ms:
+        found["prefill_ms"] = question.prefill_ms
     if question.classes:
         found["classes"] = _classes(question, at)
     if question.pool is not None:

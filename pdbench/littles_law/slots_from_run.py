@@ -58,10 +58,12 @@ def _question(
     each = max_num_seqs or (None if available is None else max(1, round(available / decoders)))
     completed = _positive(cell, "completed")
     split = cell.get("ttft_split_ms")
+    needed, beside = _positive(slots, "needed"), _positive(slots, "prefill_held") or 0.0
     measured = {
         "target": cell.get("target"),
         "request_rate": rate,
         "prompt_len": cell.get("prompt_len"),
+        "report_slots_needed": None if needed is None else needed + beside,
         "measured_slot_wait_ms": split.get("slot_wait") if isinstance(split, Mapping) else None,
         "measured_qps": cell.get("request_throughput"),
         "measured_growth_ms_per_request": cell.get("ttft_growth_ms_per_request"),
@@ -70,8 +72,11 @@ def _question(
     repeats = max(1, len(cell.get("repeats") or ()))
     prompts = None if completed is None else max(1, round(completed / repeats))
     line, held = _held_loop(cell, decoders)
-    demand = Demand(rate, tokens, line or Tpot(tpot))
-    return measured, Question(demand, each, slo_s, decoders, num_prompts=prompts, loop_held=held)
+    # As the report has it: class by class, and with the slots that requests hold during their own prefill.
+    held_ms = tokens * tpot if needed is None else 1000 * needed / rate
+    prefill_ms = 0.0 if line else 1000 * beside / rate
+    demand = Demand(rate, tokens, line or Tpot((held_ms + prefill_ms) / tokens))
+    return measured, Question(demand, each, slo_s, decoders, num_prompts=prompts, loop_held=held, prefill_ms=prefill_ms)
 
 
 def _held_loop(cell: Mapping[str, Any], decoders: int) -> tuple[Tpot | None, str]:

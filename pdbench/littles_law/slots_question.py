@@ -36,6 +36,7 @@ class Question(NamedTuple):
     num_prompts: int | None = None
     normalised: bool = False
     loop_held: str = ""  # what a run showed of handoffs that hold decode's loop
+    prefill_ms: float = 0.0  # co-located: the prompt's part of the time a slot is held; `demand` has it in its TPOT
 
     @property
     def slots(self) -> int | None:

@@ -28,6 +28,8 @@ def print_answers(documents: list[Document], page: Path | None) -> None:
             console.print(cells_table(documents))
         for document in documents[:1] if len(documents) == 1 else ():
             _print(console, document)
+        for note in notes_of_run(documents):
+            console.print(note)
         if page is not None:
             console.print(f"page  {page}", soft_wrap=True)
     console.file.write(re.sub(r" +$", "", captured.get(), flags=re.MULTILINE))
@@ -85,12 +87,35 @@ def headline(document: Document) -> str:
     )
 
 
+def notes_of_run(documents: list[Document]) -> Iterator[str]:
+    """What a run's cells lack, and where their demand is not the report's."""
+    asked = [each for each in documents if "request_rate" in each]
+    if any(each["slots_available"] is None for each in asked):
+        yield "Slots are not known of this run: --max-num-seqs N, those of one decoder, gives use and waits."
+    for each in asked:
+        needed, told = each["slots_needed"], each["report_slots_needed"]
+        if "tpot_slope_ms" not in each:
+            continue
+        place = f"{figure(each['qps'])} req/s x {figure(each['prompt_len'])} tokens"
+        if needed is not None and told is not None and figure(needed) != figure(told):
+            yield (
+                f"{place}: the report says {figure(told)} slots, at the TPOT measured; here it is the TPOT that goes"
+                f" with the batch at the asked rate, {figure(each['tpot_ms'])} ms."
+            )
+        if each["utilisation"] is not None and not each["overload"]:
+            yield (
+                f"{place}: use is of the rate that full slots complete, at a TPOT of"
+                f" {figure(each['tpot_full_batch_ms'])} ms; it is not needed / slots."
+            )
+
+
 def figures(document: Document) -> list[tuple[str, ...]]:
     return list(_figures(document))
 
 
 def _figures(document: Document) -> Iterator[tuple[str, ...]]:
     made_of = f"{figure(document['out_tokens'])} tokens x {figure(document['tpot_ms'])} ms"
+    made_of += f", {ms(document['prefill_ms'])} of prefill" if "prefill_ms" in document else ""
     arithmetic = f"{figure(document['qps'])}/s x {figure(document['held_ms'] / 1000)} s held ({made_of})"
     if document["slots_needed"] is not None:
         yield "slots needed", figure(document["slots_needed"]), arithmetic

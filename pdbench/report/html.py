@@ -146,7 +146,7 @@ def _legend(summary: Summary, cells: Sequence[CellSummary]) -> Markup:
     words += "The stronger a colour, the longer TTFT is, the more requests wait, the more slots are needed. "
     words += "Slots: blue below what is available, orange above; needed = asked rate \u00d7 output tokens \u00d7 TPOT. "
     if any((cell.get("slots") or {}).get("needed") and not cell["slots"].get("available") for cell in cells):
-        words += "?: slots not known: --max-num-seqs. "
+        words += "?: slots not known: pdbench slots --from-run RUN --max-num-seqs N (or sweep with --max-num-seqs). "
     words += f"good: {slos}. " if (slos := wording.slos(summary)) else ""
     words += f"{chance}. " if (chance := wording.sent_by_chance(summary)) else ""
     words += "\u00b1 is the reach of a 95% interval, +? means that the sample does not bound it from above, "

@@ -223,7 +223,9 @@ def _legend(layout: Layout, cells: Sequence[CellSummary], slo: str) -> list[str]
     if "slots need/have" in heads:
         said.append("slots: needed by the load / available")
         if any(text.endswith("/?") for text in written):
-            said.append("?: slots not known: --max-num-seqs")
+            said.append(
+                "?: slots not known: pdbench slots --from-run RUN --max-num-seqs N (or sweep with --max-num-seqs)"
+            )
     if slo and "good req/s" in heads:
         said.append(f"good: {slo}")
     said += [

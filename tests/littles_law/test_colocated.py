@@ -80,7 +80,9 @@ def simulated_gaps(
     for _ in range(requests):
         at += rng.expovariate(qps) * 1000
         arrivals.append(at)
-    now, taken, left, step, gaps, ends = 0.0, 0, 0, 0, [], []
+    now, taken, left, step = 0.0, 0, 0, 0
+    gaps: list[float] = []
+    ends: list[int] = []
     while taken < requests or left or ends:
         due = taken < requests and arrivals[taken] <= now
         if not left and due:
@@ -116,7 +118,7 @@ def test_gaps_are_those_of_an_engine_simulated_step_by_step(
     found = colocated(workload, of, SLO, 2, chunk)
     chunks = chunks_of(tokens, chunk)
     mean_ms, gaps = simulated_gaps(qps, out, chunks, tokens / rate / chunks, tpot, 2000)
-    # The model has the mean share of chunks and the mean batch at every moment: prompts that come in clusters cost more.
+    # The model has the mean share of chunks and the mean batch at every moment: prompts in clusters cost more.
     assert found.tpot_ms == pytest.approx(mean_ms, rel=0.05 if qps > 3 else 0.1)
     assert found.itl_p99_ms == pytest.approx(
         gaps[int(ITL_QUANTILE * len(gaps))], rel=0.05 if not tpot.slope_ms else 0.3

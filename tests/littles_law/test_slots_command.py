@@ -176,6 +176,19 @@ def test_from_run(slots: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
     assert main(["slots", "--from-run", str(tmp_path)]) == 2
 
 
+def test_a_run_without_slots_says_how_to_give_them(slots: Any, tmp_path: Path, capsys: Any) -> None:
+    cell = {
+        "request_rate": 8.0,
+        "prompt_len": 1024,
+        "output_len": 128,
+        "mean_tpot_ms": 10.0,
+        "slots": {"needed": 10.24},
+    }
+    (tmp_path / "summary.json").write_text(json.dumps({"schema": 1, "cells": [cell]}))
+    assert "not known of this run: --max-num-seqs N" in text(capsys, "--from-run", str(tmp_path))
+    assert slots("--from-run", str(tmp_path), "--max-num-seqs", "16")["utilisation"] == pytest.approx(0.64)
+
+
 def test_one_screen_with_the_answer_first(capsys: pytest.CaptureFixture[str]) -> None:
     for words in (PULL, (*PULL, "--max-num-seqs", "8"), (*PUSH, "--max-num-seqs", "8", "--num-prompts", "400")):
         lines = text(capsys, *words).splitlines()

@@ -10,6 +10,7 @@ import pytest
 
 from pdbench.littles_law.slots_answer import answer
 from pdbench.littles_law.slots_from_run import questions_of_run
+from pdbench.littles_law.slots_text import figure, notes_of_run
 from pdbench.report.summary import summarise
 from pdbench.testbed.settings import Settings
 from tests.planted.virtual import sweep
@@ -59,6 +60,24 @@ def test_more_slots_are_not_advised_where_posts_hold_the_loop(tmp_path: Path) ->
     ((_, question),) = questions_of_run(tmp_path, 0.1, None, 1)
     said = answer(question)
     assert said["slots_for_slo"] is None and "held-loop" in [warning["code"] for warning in said["warnings"]]
+
+
+@pytest.mark.parametrize("mode", ["colocated", "pull"])
+def test_slots_of_a_run_are_the_reports_or_say_why_not(tmp_path: Path, mode: Any) -> None:
+    """A co-located request holds its slot during its prefill too; where posts hold the loop, TPOT is no one number."""
+    found = cells(tmp_path, Settings(mode=mode), rates=[4], prompt_lens=[16384], output_len=128, duration_s=15.0)
+    (tmp_path / "summary.json").write_text(json.dumps({"schema": 1, "cells": found}))
+    for cell, (measured, question) in zip(found, questions_of_run(tmp_path, 0.1, None, 1), strict=True):
+        reported = cell["slots"]["needed"] + (cell["slots"].get("prefill_held", 0.0))
+        document = {**measured, **answer(question)}
+        if question.loop_held:
+            notes = " ".join(notes_of_run([document]))
+            assert f"the report says {figure(reported)} slots" in notes and "use is of the rate" in notes
+        else:
+            assert document["slots_needed"] == pytest.approx(reported)
+            assert document["tpot_ms"] == pytest.approx(cell["mean_tpot_ms"])
+    held = [cell["slots"].get("prefill_held", 0.0) for cell in found]
+    assert min(held) > 0.05 if mode == "colocated" else not any(held)
 
 
 def test_slots_that_would_do_without_the_posts_are_the_loops_fault(tmp_path: Path) -> None:

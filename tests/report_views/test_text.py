@@ -218,7 +218,9 @@ def test_the_legend_names_slos_and_slots_that_are_not_known():
         del cell["slots"]["available"]
     text = shown(summary, 100)
     assert "good: TTFT <= 2,000 ms and TPOT <= 30 ms" in text
-    assert "/?" in text and "?: slots not known: --max-num-seqs" in text
+    assert "/?" in text and "?: slots not known: pdbench slots --from-run RUN --max-num-seqs N" in " ".join(
+        text.split()
+    )
 
 
 def test_an_interrupted_run_says_how_far_it_came():
