@@ -65,7 +65,7 @@ def test_more_slots_are_not_advised_where_posts_hold_the_loop(tmp_path: Path) ->
 @pytest.mark.parametrize("mode", ["colocated", "pull"])
 def test_slots_of_a_run_are_the_reports_or_say_why_not(tmp_path: Path, mode: Any) -> None:
     """A co-located request holds its slot during its prefill too; where posts hold the loop, TPOT is no one number."""
-    found = cells(tmp_path, Settings(mode=mode), rates=[4], prompt_lens=[16384], output_len=128, duration_s=15.0)
+    found = cells(tmp_path, Settings(mode=mode), rates=[4], prompt_lens=[16384], output_len=128, duration_s=8.0)
     (tmp_path / "summary.json").write_text(json.dumps({"schema": 1, "cells": found}))
     for cell, (measured, question) in zip(found, questions_of_run(tmp_path, 0.1, None, 1), strict=True):
         reported = cell["slots"]["needed"] + (cell["slots"].get("prefill_held", 0.0))
