@@ -70,6 +70,7 @@ def test_slots_of_a_run_are_the_reports_or_say_why_not(tmp_path: Path, mode: Any
     for cell, (measured, question) in zip(found, questions_of_run(tmp_path, 0.1, None, 1), strict=True):
         reported = cell["slots"]["needed"] + (cell["slots"].get("prefill_held", 0.0))
         document = {**measured, **answer(question)}
+        assert bool(question.loop_held) == (mode == "pull")
         if question.loop_held:
             notes = " ".join(notes_of_run([document]))
             assert f"the report says {figure(reported)} slots" in notes and "use is of the rate" in notes
