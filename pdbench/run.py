@@ -8,6 +8,7 @@ there, so a crash, Ctrl-C or a full disk loses nothing that was measured. The co
 
 from __future__ import annotations
 
+import errno
 import json
 import math
 import time
@@ -124,10 +125,10 @@ def storing(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise StorageError(
-            f"cannot write {path}: {error.strerror or error}.",
-            "Free space, then go on with sweep --resume; or give another --out.",
-        ) from error
+        hint = "Name another place, one that can be written (of a run: another --out)."
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            hint = "Free space, then go on with sweep --resume; or give another --out."
+        raise StorageError(f"cannot write {path}: {error.strerror or error}.", hint) from error
 
 
 class Run:

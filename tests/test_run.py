@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from pdbench.errors import StorageError, UsageError
-from pdbench.run import RequestRow, Run, request_record
+from pdbench.run import RequestRow, Run, request_record, storing
 from pdbench.sweep.recorder_process import Lines
 
 # The columns other programs rely on.
@@ -245,3 +245,12 @@ def test_times_go_on_after_a_reboot(tmp_path: Path) -> None:
     run.document["clock"]["boot_id"] = "another boot"
     run.reopen()
     assert (time.monotonic_ns() - run.origin_ns) / 1e9 > 1e9
+
+
+def test_what_the_disk_refuses_has_the_advice_that_helps() -> None:
+    with pytest.raises(StorageError, match="No such file") as nowhere:
+        Run.create(Path("/proc/nowhere/run"), {})
+    assert "--out" in nowhere.value.hint and "Free space" not in nowhere.value.hint
+    with pytest.raises(StorageError, match="No space") as full, storing(Path("/dev/full")):
+        Path("/dev/full").write_text("more than there is")
+    assert full.value.hint.startswith("Free space")

@@ -142,5 +142,5 @@ def refuse_invalid(run: Run, summary: dict[str, Any]) -> None:
     if code:
         raise InvalidRun(
             f"no cell of {run.path} is valid; the numbers are kept, but they mean nothing as they stand.",
-            "The validity flags above say why, and what to type next.",
+            f"The flags and the verdict say why, and what to do first; so does {run.path / 'report.html'}",
         )

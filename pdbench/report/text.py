@@ -91,7 +91,7 @@ def final_table(summary: Summary, width: int) -> RenderableType:
         first = [*([leading] if leading is not None else []), *drive_column(cells)]
         parts += [*_blank(parts), *_numbers(summary, cells, first, meant, width), *part_lines(cells, several, width)]
         parts += [*_split(cells, first, several, width), *leg_lines(cells, several)]
-        parts += [*_notes(cells, several), *_warnings(cells, several)]
+        parts += [*_notes(cells, several), *_warnings(cells, several, said)]
         parts += probe_tables(summary)
         parts += _difference(summary, width) if several and not summary.get("capacity") else []
     simulated = ("SIMULATED. ", "bold magenta") if summary.get("simulated") else ""
@@ -277,19 +277,25 @@ def _notes(cells: Sequence[CellSummary], several: bool) -> Iterator[RenderableTy
         yield hanging(Text("note"), Text(f"{where}: {said}", style="dim"))
 
 
-def _warnings(cells: Sequence[CellSummary], several: bool) -> Iterator[RenderableType]:
-    """Each warning once, with the cells that it concerns; the one that nearly every short run has comes last."""
-    concerned: dict[str, list[tuple[CellSummary, str]]] = {}
+def _warnings(cells: Sequence[CellSummary], several: bool, verdict: str) -> Iterator[RenderableType]:
+    """Each warning once, with the cells that it concerns; the one that nearly every short run has comes last. Where no
+    cell is valid, first what voids them, as far as the verdict does not say it."""
+    nothing_valid = all(is_unsound(cell) or verdict_mark(cell) == "none" for cell in cells)
+    concerned: dict[tuple[str, bool], list[tuple[CellSummary, str]]] = {}
     for cell in cells:
         for flag in flags(cell):
-            if flag.get("severity") != "void":
-                code = clean(flag.get("code", "?"), 40)
-                concerned.setdefault(code, []).append((cell, listed(flag.get("evidence", ""))))
-    for index, code in enumerate(sorted(concerned, key=lambda code: code == TOO_FEW)):
+            code, found, void = (
+                clean(flag.get("code", "?"), 40),
+                listed(flag.get("evidence", "")),
+                flag.get("severity") == "void",
+            )
+            if not void or (nothing_valid and found.partition(". ")[0] not in verdict):
+                concerned.setdefault((code, void), []).append((cell, found))
+    for index, (code, void) in enumerate(sorted(concerned, key=lambda key: (not key[1], key[0] == TOO_FEW))):
         if index == 0:
             yield Text()
-        found = concerned[code]
-        mark = "few" if code == TOO_FEW else "warn"
-        where = which(len(found), len(cells), found[0][0], several)
-        said = Text.assemble((code, "bold"), f" ({where}): {found[0][1]}")
+        of = concerned[code, void]
+        mark = "void" if void else "few" if code == TOO_FEW else "warn"
+        where = which(len(of), len(cells), of[0][0], several)
+        said = Text.assemble((code, "bold"), f" ({where}): {of[0][1]}")
         yield hanging(Text(MARK_TEXT[mark], style=MARK_STYLE[mark]), said)

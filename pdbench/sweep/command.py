@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import shlex
 import signal
 import sys
 from collections.abc import Coroutine, Iterator
@@ -13,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from pdbench.deployment import Deployment
-from pdbench.errors import Interrupted, PdbenchError
+from pdbench.errors import GateFailed, Interrupted, InvalidRun, PdbenchError
 from pdbench.recipe import TargetFlags, chosen, config_file
 
 if TYPE_CHECKING:
@@ -210,24 +211,51 @@ def sweep(
     load = {name: given[name] for name in DEFAULTS}
     if out is not None:
         Run.refuse_existing(out)
-    with contextlib.ExitStack() as stack:
+    begun: list[Run] = []
+    with _last_words(begun), contextlib.ExitStack() as stack:
         if resume is not None:
             run, deployments, plan = resumed(stack, resume, flags, load, out)
+            begun.append(run)
         else:
             run, file = None, None if testbed else config_file(recipe)
             deployments = [practice(stack, testbed, flags)] if testbed else chosen(flags, file)
             options = merged(load, file.sweep if file else {}, str(file.path) if file else "")
             plan = plan_from(options, [deployment.target for deployment in deployments])
-        run, failure = _in_event_loop(_carry_out(run, deployments, plan, out, workers, ray))
-    _tell(run, failure, as_json=json)
+        run, failure = _in_event_loop(_carry_out(run, begun, deployments, plan, out, workers, ray))
+    with _last_words(begun):
+        _tell(run, failure, as_json=json)
 
 
 LISTS = ("proxy", "prefill", "decode", "server", "render", "target", "metrics_url", "decode_log", "prefill_log")
 TARGET_FLAGS = tuple(TargetFlags.__dataclass_fields__)
+ONE_STOP_S = 0.5  # signals this close together are one wish: GNU timeout signals the group, then the child again
+
+
+@contextlib.contextmanager
+def _last_words(begun: list[Run]) -> Iterator[None]:
+    """However a sweep ends early: its last words name the run that it has `begun`, and how to go on."""
+    try:
+        yield
+    except (KeyboardInterrupt, asyncio.CancelledError):
+        if not begun:
+            raise Interrupted("interrupted before anything was measured.") from None
+        raise Interrupted("interrupted; what was measured is saved, without a new report.", _go_on(begun[0])) from None
+    except (GateFailed, InvalidRun):
+        raise
+    except PdbenchError as error:
+        if begun and str(begun[0].path) not in error.hint:
+            error.hint = f"{error.hint} {_go_on(begun[0])}".strip()
+        raise
+
+
+def _go_on(run: Run) -> str:
+    path = shlex.quote(str(run.path))
+    return f"Go on: pdbench sweep --resume {path}, or see what there is: pdbench report {path}"
 
 
 async def _carry_out(
     run: Run | None,
+    begun: list[Run],
     deployments: list[Deployment],
     plan: Plan,
     out: Path | None,
@@ -254,6 +282,7 @@ async def _carry_out(
         senders = await starting
         if run is None:
             run = new_run(out, list(known.values()), plan)
+            begun.append(run)
         else:
             run.reopen()
         run.document["notes"] += [note for note in odd if note not in run.document["notes"]]
@@ -281,14 +310,18 @@ def _grown(run: Run, plan: Plan) -> Plan | None:
 
 @contextlib.contextmanager
 def _stopping_on_ctrl_c(stop: asyncio.Event) -> Iterator[None]:
-    """The first Ctrl-C (or SIGTERM) sets `stop`; the second one gives up at once."""
+    """The first Ctrl-C (or SIGTERM) sets `stop`; a second one, later than ONE_STOP_S, gives up at once."""
     loop, task = asyncio.get_running_loop(), asyncio.current_task()
+    first_s = 0.0
 
     def on_signal() -> None:
+        nonlocal first_s
         if stop.is_set() and task is not None:
-            task.cancel()
+            if loop.time() - first_s > ONE_STOP_S:
+                task.cancel()
             return
         stop.set()
+        first_s = loop.time()
         print("stopping: saving what was measured (once more to give up the report)", file=sys.stderr)
 
     for number in (signal.SIGINT, signal.SIGTERM):
@@ -298,16 +331,14 @@ def _stopping_on_ctrl_c(stop: asyncio.Event) -> Iterator[None]:
     finally:
         for number in (signal.SIGINT, signal.SIGTERM):
             loop.remove_signal_handler(number)
+            signal.signal(number, signal.default_int_handler)  # the report too ends with last words
 
 
 def _in_event_loop(work: Coroutine[Any, Any, tuple[Run, PdbenchError | None]]) -> tuple[Run, PdbenchError | None]:
     import uvloop
 
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        try:
-            return runner.run(work)
-        except asyncio.CancelledError:
-            raise Interrupted("interrupted; what was measured is saved, without a report.") from None
+        return runner.run(work)
 
 
 def _tell(run: Run, failure: PdbenchError | None, *, as_json: bool) -> None:

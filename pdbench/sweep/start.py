@@ -38,6 +38,7 @@ def practice(stack: contextlib.ExitStack, mode: str, flags: TargetFlags) -> Depl
         raise UsageError("--testbed brings its own servers: it excludes --proxy, --server, --target and --recipe.")
     if mode not in MODES:
         raise UsageError(f"--testbed is one of {', '.join(MODES)}, not {mode!r}.")
+    api_key(flags.api_key_env, flags.api_key_file)  # these servers want none, but one that is not there is a mistake
     settings = Settings(mode=mode)
     settings = replace(
         settings,

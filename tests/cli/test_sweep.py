@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import signal
 import subprocess
@@ -13,6 +14,9 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from pdbench.errors import Interrupted, PdbenchError, StorageError
+from pdbench.run import Run as RunDirectory
+from pdbench.sweep.command import _last_words
 from pdbench.testbed.launch import Running
 from pdbench.testbed.truth import read as read_truth
 from tests.cli.conftest import Ended, command, environment, roles
@@ -120,6 +124,36 @@ def test_ctrl_c_saves_what_was_measured_reports_it_and_can_be_gone_on_with(
     assert after["request_id"].is_unique
     assert (after["status"] == "ok").all()
     assert after["intended_s"].max() > rows["intended_s"].max()
+
+
+def test_two_signals_at_once_are_one(testbed: Bed, tmp_path: Path) -> None:
+    """GNU timeout signals its group, then the command again."""
+    bed = testbed(mode="colocated")
+    started = subprocess.Popen(
+        command("sweep", *roles(bed), "--rates", "10", *SMALL, "--duration", "20s", "--out", "run"),
+        cwd=tmp_path, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    live = tmp_path / "run" / "live"
+    deadline = time.monotonic() + 60
+    while not any(p.stat().st_size > 500 for p in live.glob("requests*")) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    started.terminate()
+    time.sleep(0.05)
+    started.terminate()
+    out, err = started.communicate(timeout=30)
+    assert started.returncode == 130 and "Traceback" not in err, err
+    assert "sweep --resume run" in err.splitlines()[-1] and "report.html" in out
+
+
+@pytest.mark.parametrize("ends", [KeyboardInterrupt(), asyncio.CancelledError(), StorageError("full.", "Free space.")])
+def test_the_last_words_name_the_run(tmp_path: Path, ends: BaseException) -> None:
+    run = RunDirectory.create(tmp_path / "my run", {})
+    with pytest.raises(PdbenchError) as last, _last_words([run]):
+        raise ends
+    assert f"pdbench sweep --resume '{run.path}'" in last.value.hint and "pdbench report" in last.value.hint
+    with pytest.raises(Interrupted) as nothing, _last_words([]):
+        raise KeyboardInterrupt
+    assert not nothing.value.hint
 
 
 @pytest.mark.alone

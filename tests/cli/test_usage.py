@@ -24,6 +24,8 @@ from pdbench.cli import main
         (["report"], "missing argument 'RUN...'", "pdbench report --help"),
         (["testbed", "--mode", "sideways"], "mode must be one of pull, push, colocated", "pdbench testbed --help"),
         (["sweep", "--testbed", "sideways"], "--testbed is one of pull", ""),
+        (["sweep", "--testbed", "pull", "--api-key-file", "nowhere"], "--api-key-file nowhere: No such file", ""),
+        (["watch", "--proxy", "http://127.0.0.1:1", "--export", "abc"], "--export wants PORT", ""),
     ],
 )
 def test_a_wrong_use_is_one_sentence(

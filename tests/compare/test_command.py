@@ -73,6 +73,7 @@ def test_exit_codes(
         (["base", "same", "--min-effect", "5"], "--min-effect"),
         (["base", "same", "--step-summary"], "GITHUB_STEP_SUMMARY"),
         (["base", "same", "--html", "/nowhere/x.html"], "cannot write"),
+        (["base", "same", "--markdown", "-", "--json"], "--markdown and --json want standard output"),
     ],
 )
 def test_mistakes_are_told_in_a_sentence(
@@ -132,6 +133,16 @@ def test_every_file_says_the_same(pdbench: Program, files: dict[str, Path], tmp_
     assert comment.count("**FAIL**") == 2 and comment.startswith("### SIMULATED: pdbench: gate failed")
     page = (tmp_path / "c.html").read_text()
     assert "SIMULATED" in page and len(page) < 1_500_000
+
+
+@pytest.mark.parametrize(("flag", "starts"), [("--markdown", "### "), ("--html", "<!doctype"), ("--junit", "<?xml")])
+def test_a_dash_prints_it_alone(
+    pdbench: Program, files: dict[str, Path], tmp_path: Path, flag: str, starts: str
+) -> None:
+    words = ["compare", files["base"], files["worse"], flag]
+    assert pdbench(*words, "file").code == pdbench(*words, "-").code == 1
+    assert (shown := pdbench(*words, "-").out).startswith(starts)
+    assert shown == (tmp_path / "file").read_text() and not (tmp_path / "-").exists()
 
 
 def test_undecided_gates_are_skipped_tests_and_a_refusal_is_an_error(

@@ -134,6 +134,27 @@ def test_what_is_missing_and_what_is_left_out_is_said(tmp_path: Path) -> None:
     assert any("not asked the same" in why for why in found.left_out)
 
 
+def test_another_kind_of_deployment_is_another_history(tmp_path: Path) -> None:
+    def told_as(mode: str, *roles: str) -> list[dict[str, Any]]:
+        return [{"target": "default", "mode": mode, "servers": [{"role": role} for role in roles]}]
+
+    folder = nights(tmp_path / "runs", 12, deployments=told_as("pull", "proxy", "prefill", "decode"))
+    others = {
+        "push": told_as("push", "proxy", "prefill", "decode"),
+        "single": told_as("colocated", "colocated"),
+        "wider": told_as("pull", "proxy", "prefill", "decode", "decode"),
+    }
+    for place, (name, deployments) in enumerate(others.items()):
+        about = {"simulated": True, "created_unix_s": 1.8e9 + place, "deployments": deployments}
+        written(folder, name, summary([cell([repeat(0, {})])], **about))
+    found = told(folder)
+    assert [run.path.stem for run in found.runs][12:] == ["wider"]  # more of the same is a change to be explained
+    assert len(found.left_out) == 2 and all("the 13 others pull (prefill, decode)" in why for why in found.left_out)
+    file = io.StringIO()
+    print_history(found, Console(file=file, width=80))
+    assert "of the pull deployment" in " ".join(file.getvalue().split())
+
+
 def test_globs_and_run_directories(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = nights(tmp_path / "runs", 12)
     for file in sorted(folder.glob("*.json")):

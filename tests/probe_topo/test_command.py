@@ -80,6 +80,14 @@ def test_a_plan_that_cannot_work_is_told_on_both_streams(topo: Run) -> None:
     assert "GPU 7 does not exist" in done.stderr
 
 
+@pytest.mark.parametrize(("machine", "said"), [(None, "cannot be judged here"), (h200(2), "cannot work")])
+def test_why_a_plan_fails_is_said_once(topo: Run, machine: list[str] | None, said: str) -> None:
+    done = topo(machine, "--role", "prefill=0", "--role", "decode=7")
+    assert done.returncode == 1 and "--role" in done.stderr
+    told = " ".join((done.stdout + done.stderr).split())
+    assert told.count("This plan") == 1 and f"This plan {said}" in told
+
+
 def test_the_page_is_written_and_named(topo: Run, tmp_path: Path) -> None:
     page = tmp_path / "topo.html"
     done = topo(l40s(), "--html", str(page))

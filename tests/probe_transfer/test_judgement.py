@@ -210,6 +210,30 @@ def test_its_twin_has_a_verdict(tmp_path: Path) -> None:
     assert summary["results"][0]["theory_fraction"] == pytest.approx(0.8, rel=0.01)
 
 
+def test_memory_within_a_host_is_not_the_link_that_was_named(tmp_path: Path) -> None:
+    ndr = {"name": "ndr", "gb_s": 50.0}
+    within = judged(tmp_path / "within", {"references": {"memcpy": 12.0}}, link=ndr)
+    assert "cma within this host" in causes(within)["not-the-link"] and "--connect" in causes(within)["not-the-link"]
+    assert (
+        "below-link" not in causes(within)
+        and "ndr" not in f"{within['answer']} {within['verdict']}"
+        and "memcpy" in within["verdict"]
+    )
+    sides = {"decode": NDR, "prefill": {"boot_id": "two", **NDR}}
+    over_nic = judged(
+        tmp_path / "nic", {"carrier": RC, "counted": {"mlx5_0:1": 1.0}, "gb_s": 20.0}, {**sides, "link": ndr}
+    )
+    assert "below-link" in causes(over_nic) and "not-the-link" not in causes(over_nic)
+
+
+def test_the_loop_is_blocked_by_reads_alone(tmp_path: Path) -> None:
+    """With push, which writes, a post holds a thread of prefill, so that its length is no reason to push."""
+    both = judged(tmp_path / "both", {"READ": {"gb_s": 20.0}, "WRITE": {"gb_s": 4.0}})
+    assert causes(both)["engine-loop-blocking"].startswith("READ")
+    writes = judged(tmp_path / "writes", {"READ": {"gb_s": 100.0}, "WRITE": {"gb_s": 4.0}})
+    assert "engine-loop-blocking" not in causes(writes)
+
+
 def test_two_gpus_have_the_theory_of_what_joins_them(tmp_path: Path) -> None:
     pair = {"gpus": [0, 1], "path": "nvswitch", "connection": "NV18", "read": "OK", "gb_s": 450.0}
     knobs = {"memory": "VRAM", "carrier": IPC, "gb_s": 378.0}

@@ -43,6 +43,16 @@ def test_at_80_columns_the_main_numbers_are_there():
         assert number in text, number
 
 
+def test_where_nothing_is_valid_the_terminal_says_what_voids_it_once():
+    void = {"code": "kv-expired", "severity": "void", "evidence": "3 requests lost their KV. Raise the lease."}
+    bad = [cell_summary(i, rate, 1024, validity=[void]) for i, rate in enumerate((2, 4))]
+    of_bad = {**grid_summary(), "cells": bad, "verdict": "No cell is valid; 2 req/s: void."}
+    text = " ".join(shown(of_bad).split())
+    assert "kv-expired (every cell, such as 2 req/s x 1,024 tokens): 3 requests lost their KV" in text
+    assert "kv-expired (" not in shown({**of_bad, "verdict": "No cell is valid; 3 requests lost their KV."})
+    assert "kv-expired (" not in shown({**of_bad, "cells": [*bad, cell_summary(2, 1, 1024, validity=[])]})
+
+
 @pytest.mark.parametrize(
     ("sent", "got", "arrivals", "explained"),
     [

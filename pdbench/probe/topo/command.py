@@ -38,10 +38,12 @@ def topo(
 
         show(found, html)
     if found.plan is not None and not found.plan.works:
+        said = "the plan of --role cannot work, as said above."
         step = "Change --role, or repair what it names; pdbench topo shows all pairs."
         if found.machine.nvml.trouble is not None:
+            said = "the plan of --role was not judged, as said above."
             step = "Judge the plan on the host that has its GPUs, or repair the driver of this one."
-        raise GateFailed(found.plan.verdict, step)
+        raise GateFailed(found.plan.verdict if as_json else said, step)
 
 
 def _write(path: Path, found: Answer) -> None:

@@ -137,6 +137,8 @@ def _verdict(
     problems: Sequence[str],
     both: bool,
 ) -> str:
+    if machine.nvml.trouble is not None:
+        return f"This plan cannot be judged here: {'; '.join(problems)}."
     if problems:
         return f"This plan cannot work: {'; '.join(problems)}."
     if not both:

@@ -81,6 +81,7 @@ async def _watch(
     from pdbench.probe.watch.frame import Watch
     from pdbench.probe.watch.sources import from_prometheus, from_servers
 
+    exporter = _exporter(export)
     if prometheus is None:
         from pdbench.probe.discover import discover
 
@@ -88,7 +89,6 @@ async def _watch(
     watched = Watch(deployment, interval_s)
     if not watched.servers:
         raise UsageError("no server of this deployment has a metrics page.", "Give --prefill and --decode.")
-    exporter = _exporter(export)
     async with session() as client:
         if prometheus is None:
             look = from_servers(client, deployment, watched.servers)

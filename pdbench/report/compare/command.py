@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from pdbench.report.compare.sides import Side
 
 Texts = list[str] | None
+STDOUT = Path("-")
 
 
 def compare(
@@ -41,7 +42,9 @@ def compare(
     strict: Annotated[bool, typer.Option("--strict", help="What is undecided fails too.")] = False,
     html: Annotated[Path | None, typer.Option(help="Write a page: both sides, evidence, what explains it.")] = None,
     junit: Annotated[Path | None, typer.Option(help="Write JUnit XML, one test a gate.")] = None,
-    markdown: Annotated[Path | None, typer.Option(help="Write a comment for a pull request.")] = None,
+    markdown: Annotated[
+        Path | None, typer.Option(help="Write a comment for a pull request; - prints it instead.")
+    ] = None,
     step_summary: Annotated[
         bool, typer.Option("--step-summary", help="Append that comment to $GITHUB_STEP_SUMMARY.")
     ] = False,
@@ -56,11 +59,17 @@ def compare(
 
     if step_summary and not os.environ.get("GITHUB_STEP_SUMMARY"):
         raise UsageError("--step-summary wants GITHUB_STEP_SUMMARY, which GitHub Actions sets; it is not set here.")
+    printed = [
+        name for name, path in (("--html", html), ("--junit", junit), ("--markdown", markdown)) if path == STDOUT
+    ]
+    if len(wanting := [*printed, *(["--json"] if json else [])]) > 1 and printed:
+        raise UsageError(f"{' and '.join(wanting)} want standard output.", "Give all but one of them a file.")
     sides = _sides(runs, between)
     rules = _rules(gate, min_effect, sides)
     comparisons = [judged(base, new, rules) for base, new in sides]
     _write(comparisons, html, junit, markdown, step_summary)
-    _show(comparisons, json)
+    if not printed:
+        _show(comparisons, json)
     if failure := _failure(comparisons, strict):
         raise failure
 
@@ -104,7 +113,7 @@ def share(text: str) -> float:
 def _write(
     comparisons: list[Comparison], html: Path | None, junit: Path | None, markdown: Path | None, step_summary: bool
 ) -> None:
-    """The files that were asked for; a refused comparison has them too, since CI shows files."""
+    """The files that were asked for, `-` being standard output; a refused comparison has them too: CI shows files."""
     if html is not None:
         from pdbench.report.compare.html import render_html
 
@@ -126,6 +135,9 @@ def _write(
 
 
 def _write_text(path: Path, text: str) -> None:
+    if path == STDOUT:
+        sys.stdout.write(text)
+        return
     with storing(path):
         path.write_text(text, encoding="utf-8")
 

@@ -23,7 +23,7 @@ def render_html(history: History) -> str:
     body.append(section("changes", "Changes", _events(history)))
     body.append(section("series", "Every series", _series(history)))
     if history.drifts:
-        body.append(section("capacity", "Capacity by slots", _drifts(history)))
+        body.append(section("capacity", said.capacity(history), _drifts(history)))
     body.append(section("runs", "The runs", [_runs(history)]))
     simulated = "SIMULATED · " if history.simulated else ""
     first, last = (measured_on(run)[:10] for run in (history.runs[0], history.runs[-1]))

@@ -9,6 +9,7 @@ from pdbench.errors import UsageError
 from pdbench.report.compare.refusals import HARMLESS
 from pdbench.report.compare.sides import Side, read_side
 from pdbench.report.compare.transfers import is_transfer
+from pdbench.report.wording import clean
 
 
 def read_runs(places: Sequence[str]) -> tuple[list[Side], list[str]]:
@@ -66,14 +67,40 @@ def _unusable(side: Side) -> str:
 
 
 def _most_common(sides: Sequence[Side]) -> tuple[list[Side], list[str]]:
-    """The largest group of runs that were asked the same, and the others."""
-    groups: dict[str, list[Side]] = {}
-    for side in sides:
-        asked = sorted((key, str(value or None)) for key, value in side.plan.items() if key not in HARMLESS)
-        tool = side.summary.get("imported_from")
-        groups.setdefault(str([side.simulated, tool, side.plan.get("seed"), asked]), []).append(side)
-    if not groups:
+    """The largest group of runs that asked the same of deployments of one shape, and the others. An old summary, which
+    does not tell its shape, goes with any."""
+    if not sides:
         return [], []
-    largest = max(groups.values(), key=len)
-    others = [side for group in groups.values() if group is not largest for side in group]
-    return largest, [f"{side.path}: not asked the same as the {len(largest)} others" for side in others]
+    keys = [(_asked(side), deployment_shape(side)) for side in sides]
+
+    def together(group: tuple[str, str]) -> list[bool]:
+        return [asked == group[0] and shape in (group[1], "") for asked, shape in keys]
+
+    largest = max(keys, key=lambda key: sum(together(key)))
+    belongs = together(largest)
+    kept = [side for side, inside in zip(sides, belongs, strict=True) if inside]
+    others = []
+    for side, (asked, shape), inside in zip(sides, keys, belongs, strict=True):
+        if not inside and asked == largest[0]:
+            others.append(f"{side.path}: {shape}, the {len(kept)} others {largest[1]}")
+        elif not inside:
+            others.append(f"{side.path}: not asked the same as the {len(kept)} others")
+    return kept, others
+
+
+def _asked(side: Side) -> str:
+    asked = sorted((key, str(value or None)) for key, value in side.plan.items() if key not in HARMLESS)
+    return str([side.simulated, side.summary.get("imported_from"), side.plan.get("seed"), asked])
+
+
+def deployment_shape(side: Side) -> str:
+    """`pull (prefill, decode)`: the mode and what there is of servers; how many of each may change. Empty where the
+    summary doesn't tell."""
+    deployments = side.summary.get("deployments") or []
+    told = []
+    for deployment in deployments:
+        roles = {str(server.get("role")) for server in deployment.get("servers") or []}
+        servers = ", ".join(role for role in ("prefill", "decode", "colocated") if role in roles)
+        front = f"{deployment.get('target')}: " if len(deployments) > 1 else ""
+        told.append(f"{front}{deployment.get('mode') or 'mode not known'} ({servers or 'its proxy alone'})")
+    return clean("; ".join(sorted(told)), 200)

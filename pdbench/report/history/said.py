@@ -39,6 +39,14 @@ def differs(event: Event) -> str:
     return told or "nothing that the runs tell"
 
 
+def capacity(history: History) -> str:
+    """Whose capacity it is, as far as the newest run tells: `Capacity by slots of the pull deployment`."""
+    deployments = history.runs[-1].summary.get("deployments") or []
+    modes = list(dict.fromkeys(clean(found["mode"], 20) for found in deployments if found.get("mode")))
+    plural = "s" if len(modes) > 1 else ""
+    return "Capacity by slots" + (f" of the {' and '.join(modes)} deployment{plural}" if modes else "")
+
+
 def drift_sentence(history: History, drift: Drift) -> str:
     known = [value for value in drift.values if value is not None]
     if drift.per_run is None:

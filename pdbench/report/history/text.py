@@ -32,7 +32,7 @@ def history_text(history: History) -> RenderableType:
             parts.append(hanging(Text(), Text(f"and {len(event.shifts) - SHIFTS_SHOWN} more series")))
         parts += [hanging(Text(), Text(f"not the same: {said.differs(event)}", style="dim")), Text()]
     if history.drifts:
-        parts.append(Text("Capacity by slots, as TPOT allows it", style="italic"))
+        parts.append(Text(f"{said.capacity(history)}, as TPOT allows it", style="italic"))
         for drift in history.drifts:
             down = drift.sure and drift.per_run is not None and drift.per_run < 0
             line = Text(said.drift_sentence(history, drift), style="bold red" if down else "")

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from pdbench.littles_law.plan_text import ms, percent
-from pdbench.report.transfer.carrier import GPU_DIRECT, is_rdma
+from pdbench.report.transfer.carrier import GPU_DIRECT, WITHIN_HOST, is_rdma
 from pdbench.report.transfer.sound import named
 
 Result = Mapping[str, Any]
@@ -156,8 +156,23 @@ def _how_to_join(result: Result, sides: Mapping[str, Any], asked: str | None) ->
     return "Look for what UCX misses: UCX_LOG_LEVEL=info; NVLink or P2P for cuda_ipc (pdbench topo)."
 
 
+def beside_link(result: Result) -> bool:
+    """Whether so little of the link's theory is no wonder: the bytes stayed in one host's memory, beside the link."""
+    ways = transports(result)
+    return bool(ways) and ways <= WITHIN_HOST - GPU_DIRECT and result["theory_fraction"] < FAR_BELOW
+
+
 def _below_link(results: Sequence[Result], sides: Mapping[str, Any]) -> Iterator[Cause]:
-    known = [each for each in results if each.get("theory_fraction") is not None]
+    rated = [each for each in results if each.get("theory_fraction") is not None]
+    known = [each for each in rated if not beside_link(each)]
+    if rated and not known:
+        one = rated[0]
+        told = f"{named(one)}: {' '.join(sorted(transports(one)))} within this host carried it, and no NIC"
+        yield cause(
+            "not-the-link",
+            f"{told}: the path measured is not {one['theory']}, whose share says nothing",
+            "Measure that link between its two hosts (--listen there, --connect here), or leave --link out.",
+        )
     best = max(known, key=lambda each: each["theory_fraction"], default=None)
     if best is None or best["theory_fraction"] >= FAR_BELOW:
         return
@@ -206,8 +221,9 @@ def pairs(results: Sequence[Result]) -> Iterator[tuple[Result, Result]]:
 
 
 def _posting(results: Sequence[Result], sides: Mapping[str, Any]) -> Iterator[Cause]:
-    """The thread that posts does nothing else meanwhile; with pull that is decode's engine loop."""
-    long = max(results, key=lambda each: float(each["post_ms"]["p50"]), default=None)
+    """The thread that posts does nothing else meanwhile; with pull, which reads, that is decode's engine loop."""
+    reads = [each for each in results if each["op"] == "READ"]
+    long = max(reads, key=lambda each: float(each["post_ms"]["p50"]), default=None)
     if long is None or long["post_ms"]["p50"] < POSTS_LONG_MS:
         return
     copies = transports(long) & {"cma", "knem", "posix", "sysv"}

@@ -94,7 +94,7 @@ def answer(asked: Sequence[Mapping[str, Any]], tp: int) -> str:
     what += f" ({size(one['nbytes'])})" if one["tokens"] and tp == 1 else ""
     flying = f", {one['in_flight']} at once," if one["in_flight"] > 1 else ""
     told = f"{what}{flying} over {one['transport']}: {ms(one['total_ms']['p50'])}, {number(one['gb_s'])} GB/s"
-    if one.get("theory_fraction") is not None:
+    if one.get("theory_fraction") is not None and not findings.beside_link(one):
         told += f", {percent(one['theory_fraction'])} of {line(one)}"
     told += f"; post {ms(one['post_ms']['p50'])} for {_counted(one)}"
     other = next((scattered for scattered, joined in findings.pairs(asked) if joined is one), None)
@@ -121,7 +121,7 @@ def _preferred(result: Mapping[str, Any]) -> tuple[bool, bool, bool]:
 
 def verdict(asked: Sequence[Mapping[str, Any]]) -> str:
     """How good that is, against the link where one is known, else against what the machine does without NIXL."""
-    known = [each for each in asked if each.get("theory_fraction") is not None]
+    known = [each for each in asked if each.get("theory_fraction") is not None and not findings.beside_link(each)]
     if known:
         best = max(known, key=lambda each: float(each["theory_fraction"]))
         return f"At best {percent(best['theory_fraction'])} of {line(best)} one way, with {sound.named(best)}."
