@@ -125,13 +125,15 @@ class Case:
         if min(left, default=0.0) <= 0:  # beside a long queue a block's rest is a small difference of large numbers
             left = [rest] * len(left)
         rests = [_share(part(split), of) for split, of in zip(self.without, left, strict=True)]
-        found = jackknife(share, wholes)
+        found, of_ttft = jackknife(share, wholes), _sure(share, wholes)
+        if found is not None and found.low < of_ttft.low:  # a burst over two blocks of time shows on the plain scale
+            of_ttft = replace(of_ttft, low=found.low)
         return Taken(
             key,
             part,
             ms,
-            _sure(share, wholes),
-            _sure(ms / rest if rest > 0 else 0.0, rests),
+            of_ttft,
+            _sure(ms / rest if rest > 0 else 0.0, rests) if self.removed else of_ttft,
             None if found is None else (max(0.0, found.low), min(1.0, found.high)),
             self.pace_ms,
         )
@@ -203,11 +205,10 @@ def _share(ms: float | None, of: float) -> float | None:
 
 
 def _sure(share: float, without: Sequence[float | None]) -> Share:
-    """With the lower end of its interval on a logarithmic scale, since shares are positive and skewed, or on the plain
-    one, where a burst over two blocks of time shows."""
+    """With the lower end of its interval on a logarithmic scale, since shares are positive and skewed."""
     if share <= 0 or not without:
         return Share(share, share)
     if any(value is None or value <= 0 for value in without):
         return Share(share, 0.0)
-    plain, found = jackknife(share, without), jackknife(float(np.log(share)), [float(np.log(v)) for v in without if v])
-    return Share(share, share if plain is None or found is None else min(plain.low, float(np.exp(found.low))))
+    found = jackknife(float(np.log(share)), [float(np.log(value)) for value in without if value is not None])
+    return Share(share, share if found is None else float(np.exp(found.low)))
