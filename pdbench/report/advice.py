@@ -3,7 +3,8 @@
 The wait is that of M/M/c (Erlang C) scaled by (CV^2 of the gaps between arrivals + CV^2 of the holding times) / 2, as
 Allen and Cunneen do; with Poisson arrivals and answers of one length it is half of M/M/c's. Where each handoff holds
 decode's loop, a batch of b streams has b handoffs in the time of an answer, and TPOT grows with it by stall/tokens a
-stream: more slots then lengthen every answer, and from rate x stall >= 1 on no number of them is enough.
+stream: more slots then lengthen every answer, and from rate x stall >= 1 on no number of them is enough. The same holds
+on a co-located server, where the steps that compute a prompt are the stall, and the prompt holds a slot meanwhile.
 """
 
 from __future__ import annotations
@@ -34,13 +35,20 @@ class HeldLoop:
     posting: bool  # it is posting that holds the loop
 
 
-def slot_advice(cell: Measured, slots: Slots, wait_ms: float | None, loop: HeldLoop | None = None) -> str:
-    """The first thing to change where slots are short. No rate is named unless one below the asked rate would do."""
+def slot_advice(
+    cell: Measured, slots: Slots, wait_ms: float | None, loop: HeldLoop | None = None, prompts: Tpot | None = None
+) -> str:
+    """The first thing to change where slots are short. No rate is named unless one below the asked rate would do.
+
+    `prompts`: co-located, the TPOT of any batch beside its own prompts.
+    """
     if loop is not None and slots.available and cell.rate is not None:
         return _beside_held_loop(cell, slots.available, loop)
     kv = cell.window.send_max(cell.decoder, "kv_cache_usage", average=True)
     full = "at most 1%" if kv is not None and kv < 0.01 else f"at most {kv or 0.0:.0%}"
     memory = "check KV memory first" if kv is None else f"its KV cache was {full} full"
+    if prompts is not None and slots.available and cell.rate is not None:
+        return _beside_prompts(cell, slots.available, prompts, wait_ms, memory)
     demand, rate = slots.demand, cell.rate
     if not demand or slots.available is None or not cell.offered:
         return f"Raise --max-num-seqs on {slots.where} ({memory}), or lower the load."
@@ -69,21 +77,14 @@ def slot_advice(cell: Measured, slots: Slots, wait_ms: float | None, loop: HeldL
 def _beside_held_loop(cell: Measured, available: int, loop: HeldLoop) -> str:
     """Where the loop is held, first of all what holds it; then what more slots would do, which may be nothing."""
     rate, tokens = cell.rate or 0.0, cell.answers.mean(cell.answers.output_tokens) or 1.0
-    variability = _variability(cell)
-
-    def acceptable(qps: float, count: int) -> bool:
-        batch = batch_waits(qps, tokens, loop.tpot, count)
-        return batch is not None and batch.waits.mean_s * variability <= WAIT_SHARE * loop.tpot.held_s(
-            tokens, batch.running
-        )
-
     what = "posting transfers" if loop.posting else "what each handoff does there"
     move = "push, or a connector that posts on a thread of its own" if loop.posting else "profile a step that admits"
     text = (
         f"Free decode's loop of {what} ({move}): {loop.stall_ms:,.0f} ms a handoff would hold it for"
         f" {loop.share:.0%} of its time at this rate"
     )
-    fits = next((c for c in range(available + 1, LARGER * available + 1) if acceptable(rate, c)), None)
+    larger = range(available + 1, LARGER * available + 1)
+    fits = next((c for c in larger if _acceptable(cell, loop.tpot, rate, c)), None)
     if loop.share >= 1:
         text += ", and no number of slots carries it"
     elif fits is None or running_without_limit(rate, tokens, loop.tpot) is None:
@@ -93,9 +94,45 @@ def _beside_held_loop(cell: Measured, available: int, loop: HeldLoop) -> str:
         running = batch_waits(rate, tokens, loop.tpot, fits)
         slower = loop.tpot.at(min(fits, running.running if running is not None else fits))
         text += f"; with about {fits} slots (--max-num-seqs) the wait for one ends, at a TPOT of {slower:,.1f} ms"
-    lower = (rate * k / RATE_STEPS for k in range(RATE_STEPS - 1, 0, -1))
-    highest = next((_two_digits(qps) for qps in lower if acceptable(qps, available)), 0.0)
+    highest = _highest(cell, loop.tpot, available)
     return f"{text}." + (f" As it is, {highest:g} req/s have a mean wait of at most 10% of E2EL." if highest else "")
+
+
+def _beside_prompts(cell: Measured, available: int, tpot: Tpot, wait_ms: float | None, memory: str) -> str:
+    """Co-located: each slot more admits prompts that slow down all others, so there may be no number that is enough.
+
+    No lower rate is named where the wait that was measured is acceptable already.
+    """
+    rate, tokens = cell.rate or 0.0, cell.answers.mean(cell.answers.output_tokens) or 1.0
+    running = running_without_limit(rate, tokens, tpot)
+    least = available + 1 if running is None else max(available + 1, int(running / HEADROOM) + 1)
+    larger = range(least, LARGER * available + 1) if running is not None else range(0)
+    fits = next((c for c in larger if _acceptable(cell, tpot, rate, c)), None)
+    e2el_ms = cell.answers.mean(cell.answers.e2el_ms) or 0.0
+    short_wait = wait_ms is not None and wait_ms <= WAIT_SHARE * (e2el_ms - wait_ms)
+    highest = 0.0 if short_wait else _highest(cell, tpot, available)
+    lower = f"ower the rate to {highest:g} req/s, where the mean wait for a slot is at most 10% of E2EL"
+    if fits is not None:
+        text = f"Raise --max-num-seqs on the server to {fits}"
+        return f"{text} or l{lower} ({memory})." if highest else f"{text} ({memory})."
+    why = "no number of slots carries" if running is None else f"{LARGER * available} slots would not carry"
+    why += " the asked rate, since each prompt and each stream slows down all others"
+    return f"L{lower}; {why}." if highest else f"Add a server or lower the rate; {why}."
+
+
+def _acceptable(cell: Measured, tpot: Tpot, qps: float, count: int) -> bool:
+    """Whether the wait for one of `count` slots is acceptable where TPOT grows with the batch."""
+    tokens = cell.answers.mean(cell.answers.output_tokens) or 1.0
+    batch = batch_waits(qps, tokens, tpot, count)
+    if batch is None:
+        return False
+    return batch.waits.mean_s * _variability(cell) <= WAIT_SHARE * tpot.held_s(tokens, batch.running)
+
+
+def _highest(cell: Measured, tpot: Tpot, available: int) -> float:
+    """The highest rate below the asked one whose wait is acceptable as it is; 0 where there is none."""
+    lower = ((cell.rate or 0.0) * k / RATE_STEPS for k in range(RATE_STEPS - 1, 0, -1))
+    return next((_two_digits(qps) for qps in lower if _acceptable(cell, tpot, qps, available)), 0.0)
 
 
 def expected_wait_s(cell: Measured, demand: float, slots: int, held_s: float) -> float | None:

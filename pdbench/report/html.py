@@ -178,6 +178,7 @@ def _split(cells: Sequence[CellSummary], several: bool, drawn: list[Figure]) -> 
         return [missing("the parts of TTFT: no metrics page of prefill or decode was scraped")]
     note = "Means add, percentiles do not: this is the mean. Hatched bars belong to cells that are void or cut short; "
     note += "crossed grey is what no measured part explains, left of zero where parts overlap."
+    note += f" {said[0].upper()}{said[1:]}." if (said := wording.queue_note(cells)) else ""
     return [
         placed(bars, drawn),
         tag("p", note, class_="note"),

@@ -36,6 +36,7 @@ from pdbench.report.wording import (
     notes,
     part_name,
     place,
+    queue_note,
     sent_by_chance,
     sentence,
     share_of_ttft,
@@ -254,10 +255,12 @@ def _split(
     yield Text("Where the mean TTFT went, ms", style="italic")
     if layout.width > width - MARK_WIDTH:
         yield from _split_in_words(known, several)
-        return
-    yield from _heads(layout)
-    for cell, row in zip(known, layout.rows, strict=True):
-        yield from itertools.islice(_row(cell, row, layout), 1)
+    else:
+        yield from _heads(layout)
+        for cell, row in zip(known, layout.rows, strict=True):
+            yield from itertools.islice(_row(cell, row, layout), 1)
+    if note := queue_note(known):
+        yield hanging(Text(), Text(note, style="dim"))
 
 
 def _split_in_words(cells: Sequence[CellSummary], several: bool) -> Iterator[RenderableType]:

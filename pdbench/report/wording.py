@@ -319,6 +319,17 @@ def split(cell: CellSummary) -> dict[str, float]:
     return {name: float(parts[name]) for name in names if parts.get(name) is not None}
 
 
+def queue_note(cells: Sequence[CellSummary]) -> str:
+    """What the prefill queue of a co-located server holds, where a slot or KV blocks were waited for; else empty."""
+    short_of = {"decode-slots", "decode-kv-pool"}
+    for cell in cells:
+        if (cell.get("slots") or {}).get("role") == "colocated" and any(
+            cause.get("cause") in short_of for cause in cell.get("diagnosis") or []
+        ):
+            return "prefill queue, co-located: the wait for a slot, for KV blocks and for prefill; the causes say which"
+    return ""
+
+
 def part_name(part: str) -> str:
     return SPLIT_PARTS.get(part, clean(part.replace("_", " "), 30))
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from pdbench.report.advice import slot_advice
 from pdbench.report.causes.case import Case, Cause, Part, Taken
-from pdbench.report.causes.loop import held_loop, only_for_stalls, stall_text
+from pdbench.report.causes.loop import beside_prompts, held_loop, only_for_stalls, stall_text
 from pdbench.report.causes.posting import turn_met_ms, wait_to_post
 from pdbench.report.split import Split
 from pdbench.report.stages import prompt_share
@@ -35,7 +35,7 @@ def decode_slots(case: Case) -> Iterator[tuple[Cause, Taken | None]]:
         numbers.append("how much of TTFT it takes cannot be said without vllm:num_requests_kv_fetch_by_stage")
     if (stall := stall_text(case)) is not None:
         numbers.append(stall)
-    advice = slot_advice(cell, slots, None if taken is None else taken.ms, held_loop(case))
+    advice = slot_advice(cell, slots, None if taken is None else taken.ms, held_loop(case), beside_prompts(case))
     confirm = "With more slots, waiting falls to 0 at the same rate."
     yield case.named("decode-slots", taken, numbers, advice, confirm)
 

@@ -202,6 +202,25 @@ def held_loop(case: Case) -> HeldLoop | None:
     return HeldLoop(stall_ms, share, Tpot(tpot.alone_ms, tpot.slope_ms + stall_ms / tokens / decoders), posting)
 
 
+def beside_prompts(case: Case) -> Tpot | None:
+    """Co-located, the TPOT of any batch, with the time that a prompt holds a slot spread over the tokens of its answer.
+
+    The steps that compute a prompt stall the streams beside it. What turns lost at the rate that was admitted says how
+    long; a stream more in the batch is a prompt more in the time of an answer. `None` where larger batches cost little.
+    """
+    turns, tokens, rate = case.turns, case.cell.answers.mean(case.cell.answers.output_tokens), case.cell.rate
+    servers = max(1, case.cell.servers("colocated"))
+    most = (case.slots.available or 0) - servers  # streams that run where a full server has just admitted another
+    if not case.colocated or turns is None or not tokens or rate is None or most <= 0:
+        return None
+    missed = max(1.0, turns.streams / most)
+    stall_ms = max(0.0, 1 - turns.quiet_ms / turns.mean_ms) / turns.handoffs_s * 1000 * missed  # by all servers
+    own_ms = case.cell.window.mean_ms("colocated", "prefill_s") or 0.0
+    quiet = Tpot.measured(turns.quiet_ms, turns.slope_ms or 0.0, turns.streams)
+    tpot = Tpot(quiet.alone_ms + own_ms / tokens, quiet.slope_ms + stall_ms / tokens)
+    return tpot if rate * tokens * tpot.slope_ms / 1000 >= LOOP_SHARE else None
+
+
 def lost_turns(case: Case, turns: Turns) -> float:
     """What a request loses to the handoffs of others while it makes its answer, in quiet turns."""
     tokens = case.cell.answers.mean(case.cell.answers.output_tokens) or 0.0
@@ -229,10 +248,10 @@ def stall_text(case: Case) -> str | None:
     if tpot0 is None or tpot < (1 + MIN_RISE) * tpot0:
         return None
     text = f"TPOT rose from {tpot0:.1f} ms at low load to {tpot:.1f} ms"
-    turns = case.turns
+    turns, event = case.turns, "a prompt" if case.colocated else "a handoff"
     if turns is not None and turns.mean_ms - turns.quiet_ms >= EXPLAINS * (tpot - tpot0):
         stall = implied_stall_s(turns.mean_ms, turns.quiet_ms, tokens, running)
-        beyond, how = f"; beyond the {turns.quiet_ms:.1f} ms of turns without a handoff that fits", "about"
+        beyond, how = f"; beyond the {turns.quiet_ms:.1f} ms of turns without {event} that fits", "about"
     else:
         stall, beyond, how = implied_stall_s(tpot, tpot0, tokens, running), ", which fits", "at most"
     if stall is None:
