@@ -116,7 +116,7 @@ def _beside_prompts(cell: Measured, available: int, tpot: Tpot, wait_ms: float |
         text = f"Raise --max-num-seqs on the server to {fits}"
         return f"{text} or l{lower} ({memory})." if highest else f"{text} ({memory})."
     why = "no number of slots carries" if running is None else f"{LARGER * available} slots would not carry"
-    why += " the asked rate, since each prompt and each stream slows down all others"
+    why += " the asked rate, as far as these batch sizes tell: each prompt and each stream slows down all others"
     return f"L{lower}; {why}." if highest else f"Add a server or lower the rate; {why}."
 
 
