@@ -2,7 +2,7 @@
 
 vLLM prints a `KV Transfer metrics:` line every ten seconds (VLLM_LOG_STATS_INTERVAL), for that interval alone: the
 older form without failures, the newer one with them, MultiConnector's with a table for each child, Mooncake's without
-a post time, each as plain text or inside a JSON record. Some connectors have nothing else. Lines are added up here, so
+a post time, each as plain text or inside JSON records. Some connectors have nothing else. Lines are added up here, so
 that a reader takes differences as from any counter. Single messages that mean trouble are counted by their code.
 """
 
@@ -31,8 +31,12 @@ _MEANS = {
     "avg mb per transfer": ("nixl_nbytes", MIB),
     "avg number of descriptors": ("nixl_descriptors", 1.0),
 }
-_FIELD = re.compile(r"([A-Za-z][A-Za-z0-9 /()]*?)\s*=\s*([-+]?[0-9.]+(?:[eE][-+]?[0-9]+)?)(?=$|[,}\s])")
-_CHILD = re.compile(r"([A-Za-z_][A-Za-z0-9_]*)\s*=\s*\{([^{}]*)\}")
+_FIELD = re.compile(r"""([A-Za-z][A-Za-z0-9 /()]*?)\s*=\s*([-+]?[0-9.]+(?:[eE][-+]?[0-9]+)?)(?=$|[,}\s"'\\])""")
+_CHILD = re.compile(r"[=:]\s*\{([^{}]*)\}")  # a table within which there is no other: also of a connector of connectors
+_NUMPY = re.compile(r"\bnp\.\w+\(([^()]*)\)")  # how numpy 2 prints a number inside a table
+_COLOUR = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
+_TEXTS = ("message", "msg", "event", "log", "line")  # names that a JSON record's text goes by
+_WRAPPED = 3  # records inside records: an engine's JSON in a container's in a collector's
 
 # Messages of vLLM that mean trouble -> code (facts: vLLM 0.32's NIXL connector and scheduler).
 MESSAGES = (
@@ -43,6 +47,7 @@ MESSAGES = (
     ("load-failed", re.compile(r"Failing \d+ request\(s\) due to KV load failure")),
     ("never-written", re.compile(r"timed out after .* without a push completion")),
     ("slow-post", re.compile(r"slow NIXL submission")),
+    ("read-back-declined", re.compile(r"Declining expired remote read")),
     ("no-connector", re.compile(r"Got kv_transfer_params, but no KVConnector found")),
 )  # fmt: skip
 
@@ -59,7 +64,7 @@ class LogTotals:
 
     def take(self, line: str) -> bool:
         """Add a line; whether it said anything."""
-        text = _message(line)
+        text = _COLOUR.sub("", _message(line, _WRAPPED))
         found = False
         if MARK in text:
             for values in _tables(text.partition(MARK)[2]):
@@ -96,24 +101,27 @@ class LogTotals:
         return found
 
 
-def _message(line: str) -> str:
-    """The text of a log record: a JSON record's message, or the line itself."""
-    stripped = line.strip()
-    if stripped.startswith("{"):
-        try:
-            record = json.loads(stripped)
-        except (ValueError, RecursionError):
-            return line
-        for name in ("message", "msg", "event", "log"):
-            if isinstance(record, dict) and isinstance(record.get(name), str):
-                return str(record[name])
+def _message(line: str, wrapped: int) -> str:
+    """The text of a log record: a JSON record's message, whatever stands before the record, or the line itself."""
+    start = line.find("{")
+    if wrapped == 0 or start < 0 or MARK in line[:start]:  # from the mark on, braces are a connector's table
+        return line
+    try:
+        record = json.loads(line[start:])
+    except (ValueError, RecursionError):
+        return line
+    while isinstance(record, dict) and isinstance(record.get("fields"), dict):
+        record = record["fields"]
+    for name in _TEXTS:
+        if isinstance(record, dict) and isinstance(record.get(name), str):
+            return _message(record[name], wrapped - 1)
     return line
 
 
 def _tables(text: str) -> Iterator[dict[str, float]]:
     """The fields of a line: one table, or one for each child of a MultiConnector."""
-    children = _CHILD.findall(text)
-    for body in [body for _, body in children] or [text]:
+    text = _NUMPY.sub(r"\1", text)
+    for body in _CHILD.findall(text) or [text]:
         values = {name.strip().lower(): float(value) for name, value in _fields(body)}
         if values:
             yield values

@@ -18,10 +18,13 @@ _READ_NBYTES = 1 << 20
 _LONGEST_LINE = 1 << 16
 
 
+_NO_WAIT = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC
+
+
 def open_log(path: str) -> int:
     """A descriptor that never blocks: of a file at its end, of a pipe at once. Raises UsageError."""
     try:
-        fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        fd = os.open(path, _NO_WAIT)
     except OSError as error:
         raise UsageError(
             f"log {path} cannot be read: {error.strerror}.", "Give a file or a pipe, such as <(kubectl logs -f POD)."
@@ -39,8 +42,10 @@ class Tailed:
     server: str
     role: str
     fd: int
+    path: str = ""
     totals: LogTotals = field(default_factory=LogTotals)
     _rest: bytes = b""
+    _done: bool = False  # the file was moved away, and is read to its end
 
     def read(self) -> bool:
         """Take the lines that have come; whether any of them said something of KV transfers."""
@@ -62,7 +67,31 @@ class Tailed:
 
     def _chunk(self) -> bytes:
         with contextlib.suppress(BlockingIOError):
-            if stat.S_ISREG((state := os.fstat(self.fd)).st_mode) and state.st_size < os.lseek(self.fd, 0, os.SEEK_CUR):
+            state = os.fstat(self.fd)
+            if stat.S_ISREG(state.st_mode) and state.st_size < os.lseek(self.fd, 0, os.SEEK_CUR):
                 os.lseek(self.fd, 0, os.SEEK_SET)  # it was cut: begun anew
-            return os.read(self.fd, _READ_NBYTES)
+            if chunk := os.read(self.fd, _READ_NBYTES):
+                return chunk
+            if stat.S_ISREG(state.st_mode) and self._followed_another(state):
+                return os.read(self.fd, _READ_NBYTES)
         return b""
+
+    def _followed_another(self, state: os.stat_result) -> bool:
+        """Rotated: another file has the log's name now. Its predecessor may still be written to for one look more."""
+        try:
+            new = os.stat(self.path)
+        except OSError:
+            return False
+        if not stat.S_ISREG(new.st_mode) or os.path.samestat(new, state):
+            return False
+        if not self._done:
+            self._done = True
+            return False
+        try:
+            fd = os.open(self.path, _NO_WAIT)
+        except OSError:
+            return False
+        os.dup2(fd, self.fd, inheritable=False)
+        os.close(fd)
+        self._rest, self._done = b"", False
+        return True

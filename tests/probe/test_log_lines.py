@@ -38,8 +38,18 @@ def totals(*lines: str) -> LogTotals:
         f"INFO KV Transfer metrics: NixlPullConnector={{{INNER}}}",
         "INFO KV Transfer metrics: NixlPullConnector={'Num successful transfers': 2, 'Avg xfer time (ms)': 63.33, "
         "'Avg post time (ms)': 9.647, 'Avg MB per transfer': 15.75, 'Avg number of descriptors': 56.0}",
+        "INFO KV Transfer metrics: NixlConnector={'Num successful transfers': 2, 'Avg xfer time (ms)': "
+        "np.float64(63.33), 'Avg post time (ms)': np.float64(9.647), 'Avg MB per transfer': np.float64(15.75), "
+        "'Avg number of descriptors': np.float64(56.0)}, OffloadingConnector={'CPU_to_GPU_total_bytes': 7}",
+        "KV Transfer metrics: MultiConnector={'OffloadingConnector': {'CPU_to_GPU_total_bytes': 7}, 'NixlConnector': "
+        "{'Num successful transfers': 2, 'Avg xfer time (ms)': 63.33, 'Avg post time (ms)': 9.647, "
+        "'Avg MB per transfer': 15.75, 'Avg number of descriptors': 56.0}}",
+        f"[pod/decode-0/vllm] {json.dumps({'ts': 1, 'message': NEW})}",
+        json.dumps({"level": "INFO", "fields": {"message": NEW, "file": "metrics.py"}}),
+        json.dumps({"log": json.dumps({"message": OLD}) + "\n", "stream": "stderr"}),
+        f"\x1b[32mINFO\x1b[0m {NEW}\x1b[0m\r",
     ],
-    ids=["old", "new", "json", "json-new", "multi", "multi-dict"],
+    ids="old new json json-new multi multi-dict multi-numpy multi-multi prefixed fields docker coloured".split(),
 )
 def test_every_form_says_the_same(line: str) -> None:
     found = totals(line)
@@ -56,6 +66,12 @@ def test_failures_are_absent_where_the_line_does_not_tell_them() -> None:
         "nixl_kv_expired": 6.0,
         "nixl_used_after_expiry": 8.0,
     }
+
+
+@pytest.mark.parametrize("form", ["[pod/d/vllm] {}", "\x1b[32m{}\x1b[0m"])
+def test_the_last_field_is_read_whatever_follows_it(form: str) -> None:
+    text = json.dumps({"message": NEW}) if "pod" in form else NEW
+    assert totals(form.replace("{}", text)).counts["nixl_used_after_expiry"] == 4.0
 
 
 def test_mooncake_has_no_post_time() -> None:

@@ -77,6 +77,34 @@ def test_what_a_log_says_while_a_cell_runs_is_in_its_window(kind: str, tmp_path:
     assert transfers(path) == 8.0
 
 
+@pytest.mark.parametrize("how", ["moved", "copied"])
+def test_a_log_that_is_rotated_is_followed(how: str, tmp_path: Path) -> None:
+    """Moved away, its writer still writing for a moment, with a new file in its place; or copied and cut."""
+    path, log = tmp_path / "metrics.jsonl", tmp_path / "decode.log"
+    log.write_text("old\n" * 200)
+    with serving(Replay({"/metrics": page(BARE)})) as replay, sampling(with_log(replay.url, log)) as sampler:
+
+        async def between() -> None:
+            with log.open("a") as writer:
+                writer.write(LINE)
+                writer.flush()
+                await asyncio.sleep(0.6)
+                if how == "moved":
+                    log.rename(tmp_path / "decode.log.1")
+                    writer.write(LINE)
+                else:
+                    os.truncate(log, 0)
+            with log.open("a") as writer:
+                writer.write(LINE)
+            await asyncio.sleep(1.2)
+            with log.open("a") as writer:
+                writer.write(LINE)
+            await asyncio.sleep(0.6)
+
+        run(sampler, path, between)
+    assert transfers(path) == (16.0 if how == "moved" else 12.0)
+
+
 def test_a_page_that_shows_transfers_is_not_counted_twice(tmp_path: Path) -> None:
     path, log = tmp_path / "metrics.jsonl", tmp_path / "decode.log"
     log.write_text("")
