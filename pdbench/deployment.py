@@ -70,6 +70,7 @@ class ServerFacts:
     transfer_mode: str | None = None
     dp_ranks: int | None = None
     max_num_seqs: int | None = None
+    bootstrap_port: int | None = None  # where SGLang's decode meets this prefill server
     notes: tuple[str, ...] = ()
 
 

@@ -58,6 +58,8 @@ def agreed_mode(deployment: Deployment, moved: Collection[str]) -> str | None:
         return modes.pop()
     if deployment.mode is not None:
         return deployment.mode
+    if deployment.engine == "sglang" and deployment.of("decode"):
+        return "push"  # its prefill writes KV to where decode has made room
     if deployment.of("colocated"):
         return "colocated"
     sides = {server.role for server in deployment.servers if server.name in moved}

@@ -33,6 +33,7 @@ PATHS = {
     "/server_info": "/server_info?config_format=json",
     "/health": "/health",
 }
+TRTLLM_PAGE = "/prometheus/metrics"  # trtllm-serve's /metrics are JSON statistics
 _FLAGS = {"colocated": "--server"}
 
 Answers = Mapping[str, Answer]
@@ -51,8 +52,10 @@ async def _discover(deployment: Deployment) -> Deployment:
     if deployment.engine is not None and deployment.engine not in ENGINES:
         raise UsageError(f"--engine {clean(deployment.engine)} is not known.", f"Known are: {', '.join(ENGINES)}.")
     async with session() as client:
-        every = await asyncio.gather(*(ask(client, deployment, server) for server in deployment.servers))
-        for server, answers in zip(deployment.servers, every, strict=True):
+        asked = await asyncio.gather(*(ask(client, deployment, server) for server in deployment.servers))
+        every = [answers for _, answers in asked]
+        deployment = replace(deployment, servers=tuple(server for server, _ in asked))
+        for server, answers in asked:
             await _refuse_what_cannot_serve(client, deployment, server, answers)
     engine = deployment.engine or _engine(every)
     servers = tuple(
@@ -82,14 +85,28 @@ def notes(deployment: Deployment) -> list[str]:
     return found + odd
 
 
-async def ask(client: aiohttp.ClientSession, deployment: Deployment, server: Server) -> dict[str, Answer]:
-    """What a server answers to the paths of PATHS and, as `metrics`, to its metrics URL."""
+async def ask(
+    client: aiohttp.ClientSession, deployment: Deployment, server: Server
+) -> tuple[Server, dict[str, Answer]]:
+    """What a server answers to the paths of PATHS and, as `metrics`, to its metrics URL; and the server, with the URL
+    at which its page was found."""
     urls = {name: server.url + path for name, path in PATHS.items()}
     if server.metrics_url is not None:
         urls["metrics"] = server.metrics_url
     headers = deployment.credentials.headers
-    answers = await asyncio.gather(*(get(client, url, headers(url), DEADLINE_S) for url in urls.values()))
-    return dict(zip(urls, answers, strict=True))
+    found = await asyncio.gather(*(get(client, url, headers(url), DEADLINE_S) for url in urls.values()))
+    answers = dict(zip(urls, found, strict=True))
+    page = answers.get("metrics")
+    if page is not None and page.answered and server.metrics_url == f"{server.url}/metrics" and not _is_page(page):
+        url = server.url + TRTLLM_PAGE
+        if _is_page(other := await get(client, url, headers(url), DEADLINE_S)):
+            return replace(server, metrics_url=url), {**answers, "metrics": other}
+    return server, answers
+
+
+def _is_page(answer: Answer) -> bool:
+    """Whether it holds at least one sample of an engine."""
+    return answer.ok and not answer.html and guess_engine(family_names(answer.body)) is not None
 
 
 async def _refuse_what_cannot_serve(

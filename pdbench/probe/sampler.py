@@ -215,7 +215,7 @@ def _logs(deployment: Deployment) -> list[dict[str, Any]]:
             "server": server.name + SUFFIX,
             "role": server.role,
             "fd": open_log(server.log),
-            "path": os.path.abspath(server.log),
+            "path": str(Path(server.log).absolute()),
         }
         for server in deployment.servers
         if server.log is not None

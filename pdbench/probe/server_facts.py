@@ -17,6 +17,7 @@ from pdbench.probe.scrape import BadPage, Row, scrape_of
 from pdbench.probe.vocabulary import family_names, guess_engine, useful_looking
 
 SIMULATED_SUFFIX = "+pdbench.testbed"
+_SGLANG_ROLES = {"prefill": "kv_producer", "decode": "kv_consumer"}
 MODES_OF_CONNECTORS = {"NixlPushConnector": "push", "NixlConnector": "pull", "NixlPullConnector": "pull"}
 
 
@@ -68,19 +69,21 @@ def learn(server: Server, answers: Mapping[str, Answer], engine: str | None) -> 
     models = models_of(answers.get("/v1/models"))
     version = _version(json_of(answers.get("/version")))
     names, rows, notes = _page(server, answers.get("metrics"), engine)
-    config = _config(json_of(answers.get("/server_info")))
+    info = _dict(json_of(answers.get("/server_info")))
+    config = _config(info)
+    version = version or (_version(info) if _is_sglang(info) else None)  # it has no /version
     transfer = _dict(config.get("kv_transfer_config"))
     told = _told_by_page(rows)
     lengths = [model.max_model_len for model in models if model.max_model_len]
     connector, mode = connector_of(transfer)
     if connector is None and any("nixl_" in name for name in names):
         connector = "nixl"
-    role = transfer.get("kv_role")
+    role = transfer.get("kv_role", _SGLANG_ROLES.get(str(info.get("disaggregation_mode"))))
     if role is None and any("num_requests_kv_fetch_by_stage" in name for name in names) and server.role != "prefill":
         role = "kv_consumer"  # only consumers show the stages of a fetch (so does the deprecated kv_both)
     return ServerFacts(
         reachable=any(answer.answered for answer in answers.values()),
-        engine=engine or guess_engine(names) or ("vllm" if config else None),
+        engine=engine or guess_engine(names) or ("vllm" if config else "sglang" if _is_sglang(info) else None),
         version=version,
         simulated=bool(version and version.endswith(SIMULATED_SUFFIX)),
         models=tuple(model.id for model in models),
@@ -93,13 +96,18 @@ def learn(server: Server, answers: Mapping[str, Answer], engine: str | None) -> 
         kv_role=clean(role, 40) if isinstance(role, str) else None,
         transfer_mode=mode,
         dp_ranks=told.get("dp_ranks"),
-        max_num_seqs=told.get("max_num_seqs") or slots_of(_dict(config.get("scheduler_config"))),
+        max_num_seqs=told.get("max_num_seqs") or slots_of(_dict(config.get("scheduler_config"))) or _running_of(info),
+        bootstrap_port=positive(info.get("disaggregation_bootstrap_port")),
         notes=tuple(notes),
     )
 
 
 def _dict(value: Any) -> dict[str, Any]:
     return value if isinstance(value, dict) else {}
+
+
+def _is_sglang(info: Mapping[str, Any]) -> bool:
+    return "disaggregation_mode" in info
 
 
 def _version(document: Any) -> str | None:
@@ -116,6 +124,13 @@ def slots_of(scheduler: Mapping[str, Any]) -> int | None:
     """The limit on running requests: max_num_active_seqs may lower max_num_seqs."""
     limits = [positive(scheduler.get(name)) for name in ("max_num_seqs", "max_num_active_seqs")]
     return min((limit for limit in limits if limit is not None), default=None)
+
+
+def _running_of(info: Mapping[str, Any]) -> int | None:
+    """SGLang's limit on running requests, of each data-parallel rank."""
+    states = info.get("internal_states")
+    first = _dict(states[0]) if isinstance(states, list) and states else {}
+    return positive(first.get("effective_max_running_requests_per_dp"))
 
 
 def connector_of(transfer: Mapping[str, Any]) -> tuple[str | None, str | None]:

@@ -7,6 +7,7 @@ import os
 import stat
 import time
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from pdbench.errors import UsageError
@@ -79,7 +80,7 @@ class Tailed:
     def _followed_another(self, state: os.stat_result) -> bool:
         """Rotated: another file has the log's name now. Its predecessor may still be written to for one look more."""
         try:
-            new = os.stat(self.path)
+            new = Path(self.path).stat()
         except OSError:
             return False
         if not stat.S_ISREG(new.st_mode) or os.path.samestat(new, state):

@@ -12,6 +12,7 @@ from pdbench.report.finding import VOID, WARN, Finding
 
 PREFIX_VOID_SHARE = 0.05
 PREFIX_WARN_SHARE = 0.01
+COMPUTERS = ("prefill", COLOCATED)  # roles that compute prompts
 FEWER = 0.5  # of the expected hits: below, a reader should know that the caches did not hold what was shared
 FEWER_LEAST = 0.05  # expected share from which on that is worth a word
 
@@ -23,6 +24,8 @@ def prefix_hits(cell: Measured, role: str | None = None, server: str = "") -> fl
     if queries is None or hits is None:
         hits = cell.window.delta(role, "prompt_tokens_by_source", server=server, source="local_cache_hit")
         queries = cell.window.delta(role, "prompt_tokens", server=server)
+    if hits is None and (role or server).partition("-")[0] in COMPUTERS:  # on SGLang's decode they are prefill's
+        hits = cell.window.delta(role, "cached_tokens", server=server)
     return None if hits is None or not queries else hits / queries
 
 

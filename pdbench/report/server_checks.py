@@ -172,7 +172,13 @@ MISSING = (
 )
 
 # Dynamo's decode waits for slots only, so its waiting gauge says what these would.
+# What other engines show in place of vLLM's series: SGLang has stages, TensorRT-LLM a transfer time of its own.
+OTHERWISE = {"prefill_s": ("stage_s",), "nixl_xfer_s": ("kv_transfer_s", "stage_s")}
 NOT_DYNAMO = ("kv_fetch_stage", "queue_s")
+
+
+def _shown(cell: Measured, role: str, canonical: str) -> bool:
+    return any(cell.window.has(role, name) for name in (canonical, *OTHERWISE.get(canonical, ())))
 
 
 def _missing(cell: Measured) -> Iterator[Finding]:
@@ -191,10 +197,10 @@ def _missing(cell: Measured) -> Iterator[Finding]:
         for role in sorted((wanted & roles) - read)
     ]
     for role, canonical, meaning in MISSING:
-        if role in read and not cell.window.has(role, canonical) and not (cell.dynamo and canonical in NOT_DYNAMO):
+        if role in read and not _shown(cell, role, canonical) and not (cell.dynamo and canonical in NOT_DYNAMO):
             texts.append(f"{role} lacks {canonical}: no {meaning}")
     source = "prefill" if cell.mode == PUSH else "decode"
-    if source in read and not cell.window.has(source, "nixl_xfer_s") and cell.mode != COLOCATED and not cell.dynamo:
+    if source in read and not _shown(cell, source, "nixl_xfer_s") and cell.mode != COLOCATED and not cell.dynamo:
         texts.append(f"{source} lacks nixl_xfer_s: no transfer time")
     servers = {str(s.get("name")) for s in cell.deployment.get("servers", []) if s.get("role") in wanted & read}
     if unread := sorted(servers - {page.server for _, page in cell.window.pages()}):

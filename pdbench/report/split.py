@@ -70,6 +70,8 @@ def _what_for(
 def _dialect(cell: Measured) -> str:
     if cell.dynamo and not cell.window.delta(cell.decoder, "queue_s", "count"):
         return "dynamo-colocated" if cell.mode == COLOCATED else "dynamo"
+    if cell.deployment.get("engine") == "sglang" and cell.mode != COLOCATED:
+        return "sglang"
     return cell.mode or "unknown"
 
 
@@ -185,6 +187,33 @@ def _told_ms(cell: Measured, told_s: Floats) -> float | None:
     return None if told is None else told * 1000
 
 
+def _sglang(cell: Measured, notes: list[str]) -> dict[str, float | None]:
+    """Both sides are asked at once. Decode makes room first (its prealloc queue), only then does prefill take the
+    request from its bootstrap queue into its waiting queue; so the wait for room is before the prefill, not after it.
+
+    Decode's transfer queue holds a request through prefill's queue, compute and transfer: none of its time is shown
+    twice. Once the KV is there, what keeps it in decode's waiting queue is a slot, or the engine's next look.
+    """
+    window = cell.window
+
+    def stage(role: str, name: str) -> float | None:
+        return window.mean_ms(role, "stage_s", stage=name)
+
+    room, loaded = stage("decode", "decode_bootstrap"), stage("decode", "decode_waiting")
+    if room is None and (area := window.integral("decode", "kv_fetch_stage", stage="waiting_to_start")) is not None:
+        room = area / max(1, cell.answers.count("ok")) * 1000
+    full = loaded is not None and reached(cell)
+    moved = stage("prefill", "prefill_transfer_kv_cache")
+    return {
+        "proxy": _minus(_from_sent_ms(cell), window.mean_ms("decode", "ttft_s")),
+        "prefill_queue": window.mean_ms("prefill", "queue_s"),
+        "prefill": stage("prefill", "prefill_forward"),
+        "slot_wait": None if room is None else room + (loaded or 0.0) * full,
+        "transfer": window.mean_ms("prefill", "kv_transfer_s") if moved is None else moved,
+        "poll": None if full else loaded,
+    }
+
+
 def gauge_wait_ms(cell: Measured, role: str) -> tuple[float | None, float]:
     """Mean wait by the area under `waiting` (Little's law), and the standard error of what its samples missed."""
     waited, requests = cell.window.integral(role, "waiting"), int(cell.answers.ok.sum())
@@ -204,6 +233,7 @@ def _nothing(cell: Measured, notes: list[str]) -> dict[str, float | None]:
     return {
         "prefill_queue": window.mean_ms("prefill", "queue_s"),
         "prefill": window.mean_ms("prefill", "prefill_s"),
+        "transfer": window.mean_ms("decode", "kv_transfer_s") or window.mean_ms("prefill", "kv_transfer_s"),
         "first_step": first_step(cell, notes),
     }
 
@@ -214,6 +244,7 @@ SPLITS: dict[str, Callable[[Measured, list[str]], dict[str, float | None]]] = {
     COLOCATED: _colocated,
     "dynamo": _dynamo,
     "dynamo-colocated": _colocated,
+    "sglang": _sglang,
     "unknown": _nothing,
 }
 

@@ -120,14 +120,14 @@ class Window:
         ]
         return sum(found) if found else None
 
-    def mean_s(self, role: str, canonical: str) -> float | None:
+    def mean_s(self, role: str, canonical: str, **labels: str) -> float | None:
         """Mean of a histogram's observations in the window, in its unit: sum over servers of sums by that of counts."""
-        total = self.delta(role, canonical, "sum")
-        count = self.delta(role, canonical, "count")
+        total = self.delta(role, canonical, "sum", **labels)
+        count = self.delta(role, canonical, "count", **labels)
         return total / count if total is not None and count else None
 
-    def mean_ms(self, role: str, canonical: str) -> float | None:
-        mean = self.mean_s(role, canonical)
+    def mean_ms(self, role: str, canonical: str, **labels: str) -> float | None:
+        mean = self.mean_s(role, canonical, **labels)
         return None if mean is None else mean * 1000
 
     def gauges(self, role: str | None, canonical: str, **labels: str) -> Iterator[tuple[Segment, Page, Key, Gauge]]:

@@ -10,10 +10,10 @@ from dataclasses import replace
 from typing import Any
 from urllib.parse import urlsplit
 
-from pdbench.deployment import Deployment
+from pdbench.deployment import Deployment, Server
 from pdbench.sweep.client import Client, Request
 from pdbench.sweep.clients import open_client
-from pdbench.sweep.hops import PREFILL_FIELDS, bootstrap_host, both_sides, open_each, open_hops
+from pdbench.sweep.hops import PREFILL_FIELDS, both_sides, meeting_place, open_each, open_hops
 from pdbench.sweep.plan import Plan
 from pdbench.sweep.render import open_four_hops, open_rendering, renderers
 from pdbench.sweep.schedule import Ask
@@ -45,7 +45,7 @@ def two_hop(deployment: Deployment, plan: Plan, id_prefix: str) -> AskRequest:
         first = ask_prefill[place](index, ask, prompt)
         second = ask_decode[index // len(prefills) % len(decodes)](index, ask, prompt)
         if sglang:
-            meeting = _sglang_meeting(prefills[place].url, first.request_id)
+            meeting = _sglang_meeting(prefills[place], first.request_id)
             first, second = _with(second, meeting, url=first.url), _with(second, meeting)
         elif chat:
             first = _with(first, b',"return_token_ids":true')
@@ -61,10 +61,16 @@ def through_sidecar(deployment: Deployment, plan: Plan, id_prefix: str) -> AskRe
 
     def request(index: int, asked: Ask, prompt: bytes) -> Request:
         made = ask[index // len(prefills) % len(decodes)](index, asked, prompt)
-        chosen = urlsplit(prefills[index % len(prefills)].url).netloc
+        chosen = _host_port(prefills[index % len(prefills)].url)
         return replace(made, headers={**made.headers, SIDECAR_HEADER: chosen})
 
     return request
+
+
+def _host_port(url: str) -> str:
+    """HOST:PORT of a URL, also where it leaves the port out."""
+    parts = urlsplit(url)
+    return parts.netloc if parts.port is not None else f"{parts.netloc}:{443 if parts.scheme == 'https' else 80}"
 
 
 def rendered(deployment: Deployment, plan: Plan, id_prefix: str) -> AskRequest:
@@ -73,10 +79,11 @@ def rendered(deployment: Deployment, plan: Plan, id_prefix: str) -> AskRequest:
     return lambda index, asked, prompt: ask[index % len(ask)](index, asked, prompt)
 
 
-def _sglang_meeting(url: str, request_id: str) -> bytes:
-    """SGLang's prefill and decode find each other by a room number; 8998 is its default bootstrap port."""
+def _sglang_meeting(prefill: Server, request_id: str) -> bytes:
+    """SGLang's prefill and decode find each other by a room number."""
+    host, port = meeting_place(prefill)
     room = zlib.crc32(request_id.encode()) << 16 | zlib.adler32(request_id.encode()) & 0xFFFF
-    fields = {"bootstrap_host": bootstrap_host(url), "bootstrap_port": 8998, "bootstrap_room": room}
+    fields = {"bootstrap_host": host, "bootstrap_port": port, "bootstrap_room": room}
     return b"," + json.dumps(fields).encode()[1:-1]
 
 

@@ -22,6 +22,7 @@ from pdbench.errors import Unreachable, UsageError
 from pdbench.sweep.client import Client, Opening, RawAnswer, Request
 from pdbench.sweep.clients import open_client
 
+SGLANG_BOOTSTRAP_PORT = 8998
 COORDINATES = ("remote_engine_id", "remote_host", "remote_port", "tp_size", "pp_size")
 _SCOUT_S = 60.0
 _KEY = b'"kv_transfer_params":'
@@ -324,6 +325,8 @@ def _value_of(key: bytes, text: bytes) -> bytes | None:
     return rest[start:end].encode()
 
 
-def bootstrap_host(url: str) -> str:
-    """Where SGLang's decode finds its prefill: the host of its URL."""
-    return urlsplit(url).hostname or "127.0.0.1"
+def meeting_place(server: Server) -> tuple[str, int]:
+    """Where SGLang's decode finds its prefill: the host of its URL, and the port that it tells, else the default."""
+    host = urlsplit(server.url).hostname or "127.0.0.1"
+    port = server.facts.bootstrap_port if server.facts is not None else None
+    return f"[{host}]" if ":" in host else host, port or SGLANG_BOOTSTRAP_PORT

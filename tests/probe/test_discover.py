@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import socket
 import struct
 import threading
@@ -338,3 +339,40 @@ def test_odd_json_is_nothing_said(body: bytes) -> None:
     odd = Replay({path: Reply(body) for path in ("/v1/models", "/version", "/server_info?config_format=json")})
     found = look([("colocated", odd)], model="m")
     assert found.model == "m" and found.servers[0].facts is not None and found.servers[0].facts.version is None
+
+
+SGLANG = b'sglang:num_running_reqs{model_name="m",tp_rank="0",dp_rank="0"} 0\n'
+
+
+def sglang(role: str, **more: object) -> Replay:
+    told = {"disaggregation_mode": role, "version": "0.5.23", "internal_states": [{}], **more}
+    replies = {"/v1/models": models("m"), "/metrics": page(SGLANG)}
+    return Replay({**replies, "/server_info?config_format=json": Reply(json.dumps(told).encode())})
+
+
+def test_sglang_tells_its_slots_and_where_the_two_sides_meet() -> None:
+    states = [{"effective_max_running_requests_per_dp": 52}]
+    found = look(
+        [
+            ("prefill", sglang("prefill", disaggregation_bootstrap_port=9001)),
+            ("decode", sglang("decode", internal_states=states)),
+        ]
+    )
+    assert (found.engine, found.mode, found.decode_slots) == ("sglang", "push", 52)
+    prefill, decode = found.servers
+    assert prefill.facts is not None and prefill.facts.bootstrap_port == 9001 and prefill.facts.version == "0.5.23"
+    assert decode.facts is not None and decode.facts.bootstrap_port is None
+    assert "exchanged" in refused([("prefill", sglang("decode")), ("decode", sglang("prefill"))]).hint
+
+
+def test_the_page_of_trtllm_serve_is_where_it_has_it() -> None:
+    """Its /metrics are JSON; a page that the user names elsewhere is left alone."""
+    text = b'trtllm_num_requests_running{model_name="m"} 2\ntrtllm_max_num_active_requests{model_name="m"} 16\n'
+    replies = {"/v1/models": models("m"), "/metrics": Reply(b"[]"), "/prometheus/metrics": page(text)}
+    found = look([("colocated", Replay(replies))])
+    assert found.engine == "trtllm" and found.decode_slots == 16
+    assert (found.servers[0].metrics_url or "").endswith("/prometheus/metrics") and not notes(found)
+    with serving(Replay(replies)) as elsewhere, serving(Replay(replies)) as server:
+        pages = {"colocated-0": f"{elsewhere.url}/metrics"}
+        told = asyncio.run(discover(build("t", [("colocated", server.url)], metrics_urls=pages)))
+    assert told.servers[0].metrics_url == pages["colocated-0"]

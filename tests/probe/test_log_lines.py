@@ -49,7 +49,6 @@ def totals(*lines: str) -> LogTotals:
         json.dumps({"log": json.dumps({"message": OLD}) + "\n", "stream": "stderr"}),
         f"\x1b[32mINFO\x1b[0m {NEW}\x1b[0m\r",
     ],
-    ids="old new json json-new multi multi-dict multi-numpy multi-multi prefixed fields docker coloured".split(),
 )
 def test_every_form_says_the_same(line: str) -> None:
     found = totals(line)

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from pdbench.probe.scrape import read_page
 from pdbench.report.summary import summarise
 from tests.report.queue_simulation import World, make_run, simulate, truth
 
@@ -123,3 +124,45 @@ def test_dynamo_without_decodes_ttft_falls_back_on_its_gauge(tmp_path: Path) -> 
     split = summarise(run)["cells"][0]["ttft_split_ms"]
     assert split["slot_wait"] == pytest.approx(truth(world, simulate(world))["slot_wait"], rel=0.1)
     assert "first_step" not in split
+
+
+SGLANG_MS = {
+    ("decode", "stage_s", "decode_bootstrap"): 150.0,
+    ("decode", "stage_s", "decode_transferred"): 90.0,
+    ("decode", "stage_s", "decode_waiting"): 5.0,
+    ("prefill", "stage_s", "prefill_bootstrap"): 160.0,
+    ("prefill", "stage_s", "prefill_forward"): 60.0,
+    ("prefill", "stage_s", "prefill_transfer_kv_cache"): 11.0,
+    ("prefill", "queue_s", ""): 17.0,
+}
+NAMES = {"stage_s": "per_stage_req_latency_seconds", "queue_s": "queue_time_seconds"}
+
+
+@pytest.mark.parametrize("slots", [8, 1])
+def test_sglangs_stages_are_parts_and_none_is_counted_twice(tmp_path: Path, slots: int) -> None:
+    """Pages as SGLang 0.5 writes them, each stage with a length of its own; ranks that repeat a figure beside it."""
+
+    def speak(t: float, role: str, rows: list[list[Any]]) -> list[list[Any]]:
+        ended = next((row[5] for row in rows if row[1] == "e2e_s" and row[2] == "count"), 0.0)
+        gauges = [r[:2] + r[2:] for r in rows if r[1] in ("running", "waiting") and r[2] == "gauge"]
+        lines = []
+        for (where, canonical, stage), ms in SGLANG_MS.items():
+            for rank in ("0", "1"):
+                labels = f'model_name="m",engine_type="{role}",tp_rank="{rank}",dp_rank="0"'
+                labels += f',stage="{stage}"' if stage else ""
+                if where == role:
+                    lines.append(f"sglang:{NAMES[canonical]}_sum{{{labels}}} {ended * ms / 1000}")
+                    lines.append(f"sglang:{NAMES[canonical]}_count{{{labels}}} {ended}")
+        page = read_page("sglang", ("\n".join(lines) + "\n").encode())
+        return [*(["", *row[1:3], "0", *row[4:]] for row in gauges), *map(list, page.rows)]
+
+    run = make_run(tmp_path / "run", [[World(mode="push", slots=slots, rate=1 / slots, n=60, tamper=speak)]])
+    run.document["deployments"][0] |= {"engine": "sglang"}
+    cell = summarise(run)["cells"][0]
+    split = cell["ttft_split_ms"]
+    assert split["prefill_queue"] == pytest.approx(17.0) and split["prefill"] == pytest.approx(60.0)
+    assert split["transfer"] == pytest.approx(11.0)
+    assert split["slot_wait"] + split.get("poll", 0.0) == pytest.approx(155.0)
+    assert sum(split.values()) == pytest.approx(cell["mean_ttft_ms"], abs=1e-6)
+    lacks = " ".join(one["evidence"] for one in cell["validity"] if one["code"] == "metrics-missing")
+    assert "prefill_s" not in lacks and "nixl_xfer_s" not in lacks

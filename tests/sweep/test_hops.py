@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from pdbench.deployment import Deployment, build
+from pdbench.deployment import Deployment, ServerFacts, build
 from pdbench.errors import UsageError
 from pdbench.sweep.drive import DRIVES
 from pdbench.sweep.hops import _value_of
@@ -149,4 +150,19 @@ def test_sglang_is_asked_on_both_sides_with_one_room() -> None:
     assert second.first is not None and second.first.url.startswith("http://p0:1/")
     asked, told = json.loads(second.body), json.loads(second.first.body)
     assert asked == told and asked["bootstrap_host"] == "p0" and asked["max_tokens"] == 4
+    assert asked["bootstrap_port"] == 8998
     assert asked["bootstrap_room"] != json.loads(make(4, Ask(8, 4), b"[1]").body)["bootstrap_room"]
+
+
+def test_sglang_meets_where_prefill_says_and_in_brackets_where_the_host_is_a_number() -> None:
+    servers = build("default", [("prefill", "http://[fd00::7]:1"), ("decode", "http://d0:2")], model="m").servers
+    told = replace(servers[0], facts=ServerFacts(bootstrap_port=9001))
+    make = DRIVES["two-hop"](Deployment("default", (told, servers[1]), "sglang", model="m"), plan(), "tag")
+    asked = json.loads(make(0, Ask(8, 4), b"[1]").body)
+    assert (asked["bootstrap_host"], asked["bootstrap_port"]) == ("[fd00::7]", 9001)
+
+
+@pytest.mark.parametrize(("url", "told"), [("http://p", "p:80"), ("https://p", "p:443"), ("http://[::1]:9", "[::1]:9")])
+def test_a_sidecar_is_told_a_port_always(url: str, told: str) -> None:
+    make = DRIVES["sidecar"](build("default", [("prefill", url), ("decode", "http://d:2")], model="m"), plan(), "tag")
+    assert make(0, Ask(8, 4), b"[1]").headers["x-prefiller-host-port"] == told

@@ -33,9 +33,8 @@ _LOWEST_ID, _IDS = 256, 3000
 async def look(deployment: Deployment, launches: Mapping[str, Launch], sweep: Mapping[str, Any]) -> Case:
     """The case of a deployment; `launches` by server name, `sweep` is the recipe's table. Never raises for a server."""
     async with session() as client:
-        every = await asyncio.gather(*(ask(client, deployment, server) for server in deployment.servers))
-        pairs = tuple(zip(deployment.servers, every, strict=True))
-        engine = deployment.engine or _engine(every)
+        pairs = await asyncio.gather(*(ask(client, deployment, server) for server in deployment.servers))
+        engine = deployment.engine or _engine([answers for _, answers in pairs])
         patients = tuple(_patient(deployment, server, launches, answers, engine) for server, answers in pairs)
         model = deployment.model or next((one.facts.models[0] for one in patients if one.facts.models), None)
         deployment = replace(deployment, model=model, engine=engine)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pdbench.probe.vocabulary.series import Vocabulary, gauge, histogram
+from pdbench.probe.vocabulary.series import Vocabulary, counter, gauge, histogram
 
 TRTLLM = Vocabulary(
     name="trtllm",
@@ -14,6 +14,10 @@ TRTLLM = Vocabulary(
         gauge("kv_cache_usage", "trtllm:kv_cache_utilization"),
         gauge("max_num_seqs", "trtllm:max_num_active_requests", edge_only=True),
         gauge("block_size", "trtllm:kv_cache_tokens_per_block", edge_only=True),
+        counter("prompt_tokens", "trtllm:prompt_tokens"),
+        counter("generation_tokens", "trtllm:generation_tokens"),
+        counter("cached_tokens", "trtllm:prompt_cached_tokens"),
+        counter("request_success", "trtllm:request_success"),
         histogram("ttft_s", "trtllm:time_to_first_token_seconds"),
         histogram("itl_s", "trtllm:time_per_output_token_seconds"),
         histogram("e2e_s", "trtllm:e2e_request_latency_seconds"),
