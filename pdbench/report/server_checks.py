@@ -171,9 +171,9 @@ MISSING = (
     ("colocated", "running", "whether its slots are full"),
 )
 
-# Dynamo's decode waits for slots only, so its waiting gauge says what these would.
 # What other engines show in place of vLLM's series: SGLang has stages, TensorRT-LLM a transfer time of its own.
 OTHERWISE = {"prefill_s": ("stage_s",), "nixl_xfer_s": ("kv_transfer_s", "stage_s")}
+# Dynamo's decode waits for slots only, so its waiting gauge says what these would.
 NOT_DYNAMO = ("kv_fetch_stage", "queue_s")
 
 
