@@ -39,24 +39,29 @@ _FLAGS = {"colocated": "--server"}
 Answers = Mapping[str, Answer]
 
 
-async def discover(deployment: Deployment) -> Deployment:
-    """The deployment with facts, engine, model, mode and `simulated` filled in. Raises UsageError and Unreachable."""
+async def discover(deployment: Deployment, *, all_there: bool = True) -> Deployment:
+    """The deployment with facts, engine, model, mode and `simulated` filled in. Raises UsageError and Unreachable.
+
+    Without `all_there` one server that can be reached is enough: nothing is learnt of the others.
+    """
     try:
-        return await _discover(deployment)
+        return await _discover(deployment, all_there=all_there)
     except PdbenchError as error:
         message, hint = (deployment.credentials.redact(text) for text in (str(error), error.hint))
         raise type(error)(message, hint) from None
 
 
-async def _discover(deployment: Deployment) -> Deployment:
+async def _discover(deployment: Deployment, *, all_there: bool) -> Deployment:
     if deployment.engine is not None and deployment.engine not in ENGINES:
         raise UsageError(f"--engine {clean(deployment.engine)} is not known.", f"Known are: {', '.join(ENGINES)}.")
     async with session() as client:
         asked = await asyncio.gather(*(ask(client, deployment, server) for server in deployment.servers))
         every = [answers for _, answers in asked]
         deployment = replace(deployment, servers=tuple(server for server, _ in asked))
+        nobody = not any(answer.answered for answers in every for answer in answers.values())
         for server, answers in asked:
-            await _refuse_what_cannot_serve(client, deployment, server, answers)
+            if all_there or nobody or any(answer.answered for answer in answers.values()):
+                await _refuse_what_cannot_serve(client, deployment, server, answers)
     engine = deployment.engine or _engine(every)
     servers = tuple(
         _described(deployment, server, answers, engine)

@@ -6,7 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pdbench.deployment import build
 from pdbench.probe.scrape import Row
+from pdbench.probe.watch.frame import Watch
 from pdbench.probe.watch.totals import Watched, by_role
 from pdbench.probe.watch.window import History
 
@@ -36,6 +38,16 @@ def test_a_restart_goes_on_from_zero_and_is_counted() -> None:
         server.take(float(t), [counter(value)])
     assert server.totals["generation_tokens:counter"] == 50 + 20 + 10
     assert server.restarts == 1
+
+
+def test_a_restart_is_flagged_while_its_window_lasts() -> None:
+    """An alert on the flag must end; how often there was one is counted elsewhere."""
+    view = Watch(build("t", [("decode", "http://d:1")]), 1.0)
+    flagged = []
+    for t in range(40):
+        view.servers[0].take(float(t), [counter(100.0 + t if t < 5 else float(t))])
+        flagged.append("server-restarted" in view.step(float(t)).now.flags)
+    assert flagged[5] and not any(flagged[:5]) and not any(flagged[20:]) and view.servers[0].restarts == 1
 
 
 def test_a_series_that_is_born_later_began_at_zero() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import io
 import json
 import os
 import pty
@@ -19,17 +20,21 @@ from typing import Any
 import aiohttp
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
+from rich.console import Console
 
 from pdbench.cli import main
 from pdbench.deployment import Deployment, build
+from pdbench.errors import Unreachable
 from pdbench.probe.discover import discover
 from pdbench.probe.pages import session
+from pdbench.probe.scrape import read_page
 from pdbench.probe.watch.export import Exporter
 from pdbench.probe.watch.frame import Frame, Watch
-from pdbench.probe.watch.sources import from_prometheus, from_servers
+from pdbench.probe.watch.sources import from_prometheus, from_servers, learning
+from pdbench.probe.watch.view import picture
 from pdbench.testbed.launch import Running, running
 from pdbench.testbed.settings import Settings
-from tests.probe.replay_server import Replay, Reply, capture, page, serving
+from tests.probe.replay_server import Replay, Reply, capture, page, serving, vllm
 
 RECIPES = Path(__file__).parents[2] / "recipes" / "monitoring"
 PROMPT, OUTPUT, REQUESTS = 4096, 16, 6
@@ -242,6 +247,104 @@ def test_prometheus_and_the_servers_say_the_same() -> None:
         other = asyncio.run(by(build("t", [("decode", "http://decode.example:8200")]), prometheus.url))
     assert one.now == other.now and one.now.output_tokens_per_s == 50.0
     assert one.servers[0].now == other.servers[0].now
+
+
+def test_a_prometheus_that_has_nothing_and_one_that_goes_away_and_comes_back() -> None:
+    """The first look must meet one; after that the view goes on, and its servers come back with it."""
+    text = capture("vllm-pull-decode.metrics").decode()
+    has = prometheus_of(text, "decode.example:80", 1010.0)
+    answers = [
+        json.dumps({"status": "success", "data": {"result": []}}),
+        json.dumps({"status": "success", "data": {"result": has}}),
+        '{"status":"error","error":"query timed out"}',
+        '{"status":"success","data":{"resultType":"scalar","result":[1,"1"]}}',
+        json.dumps({"status": "success", "data": {"result": prometheus_of(text, "decode.example:80", 1020.0)}}),
+    ]
+
+    async def seen() -> list[tuple[bool, str]]:
+        async with session() as client:
+            deployment = build("t", [("decode", "http://decode.example")])
+            view = Watch(deployment, 1.0)
+            look = from_prometheus(client, prometheus.url, deployment, view.servers)
+            found = []
+            for _ in answers:
+                await look()
+                view.step(time.monotonic())
+                found.append((view.servers[0].up, view.servers[0].trouble))
+            return found
+
+    api = Reply(lambda times: answers[min(times, len(answers)) - 1].encode())
+    with serving(Replay({}, otherwise=api)) as prometheus:
+        found = asyncio.run(seen())
+    assert [up for up, _ in found] == [False, True, False, False, True]
+    assert "no instance decode.example:80" in found[0][1] and "no Prometheus API" in found[2][1]
+
+
+def test_a_server_that_is_not_there_yet_is_learnt_of_when_it_comes() -> None:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+
+    async def slots(meet: Any) -> list[int | None]:
+        async with session() as client:
+            urls = [("decode", here.url), ("decode", f"http://127.0.0.1:{port}")]
+            view = Watch(await discover(build("t", urls), all_there=False), 1.0)
+            look = learning(from_servers(client, view.deployment, view.servers), view)
+            await look()
+            found = [view.step(0.0).now.slots_available]
+            with meet:
+                await look()
+                found.append(view.step(1.0).now.slots_available)
+            return found
+
+    with serving(vllm("decode")) as here:
+        assert asyncio.run(slots(serving(vllm("decode"), port))) == [None, 8]
+    with pytest.raises(Unreachable):
+        asyncio.run(discover(build("t", [("decode", f"http://127.0.0.1:{port}")]), all_there=False))
+
+
+def test_many_servers_that_do_not_answer_leave_room_on_a_terminal_of_24_lines() -> None:
+    view = Watch(build("t", [("decode", f"http://10.0.0.{i}:8200") for i in range(200)]), 1.0)
+    for t_s in range(3):
+        for i, one in enumerate(view.servers):
+            if i % 2:
+                one.take(float(t_s), [("m", "running", "gauge", "0", "{}", float(i))])
+            else:
+                one.lost(float(t_s), "no connection within 3.2 s to a host with a long name")
+        frame = view.step(float(t_s))
+    console = Console(width=80, height=24, file=io.StringIO())
+    for sort, first in (("name", "decode-0 "), ("running", "decode-199 ")):
+        with console.capture() as captured:
+            console.print(picture(frame, sort, paused=False, height=24, keys=True))
+        lines = captured.get().splitlines()
+        assert len(lines) <= 24 and max(map(len, lines)) <= 80 and lines[-1].startswith("q quit")
+        table = next(i for i, line in enumerate(lines) if line.startswith("server "))
+        assert lines[table + 1].startswith(first)
+    assert len(frame.now.flags["metrics-missing"]) < 300 and "and 97 more" in frame.now.flags["metrics-missing"]
+
+
+def test_sglang_shows_its_stages() -> None:
+    """Ten requests between two looks, each stage with a length of its own."""
+
+    def pages(role: str, stages: dict[str, float], done: int) -> bytes:
+        lines = [f"sglang:queue_time_seconds_{kind} {value}" for kind, value in (("sum", done * 0.02), ("count", done))]
+        lines += [f"sglang:e2e_request_latency_seconds_count {done}", "sglang:num_decode_prealloc_queue_reqs 3"]
+        for stage, ms in stages.items():
+            for kind, value in (("sum", done * ms / 1000), ("count", done)):
+                lines.append(f'sglang:per_stage_req_latency_seconds_{kind}{{stage="{stage}",tp_rank="0"}} {value}')
+        return ("\n".join([*lines, "sglang:num_running_reqs 1"]) + "\n").encode()
+
+    stages = {
+        "prefill": {"prefill_bootstrap": 33.0, "prefill_forward": 60.0, "prefill_transfer_kv_cache": 11.0},
+        "decode": {"decode_bootstrap": 5.0, "decode_waiting": 2.0},
+    }
+    view = Watch(build("t", [(role, f"http://{role}:1") for role in stages], engine="sglang", mode="push"), 1.0)
+    for t_s, done in ((0.0, 7), (10.0, 17)):
+        for one in view.servers:
+            one.take(t_s, read_page("sglang", pages(one.role, stages[one.role], done)).rows)
+        now = view.step(t_s).now
+    expected = {"prefill_queue": 20.0, "prefill": 60.0, "transfer": 11.0, "slot_wait": 3 * 10 / 10 * 1000}
+    assert now.parts_ms == pytest.approx(expected) and now.transfers_per_s == 1.0
 
 
 def test_what_is_exported_is_what_is_shown(pull: Running) -> None:

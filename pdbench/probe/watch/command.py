@@ -79,19 +79,19 @@ async def _watch(
 ) -> None:
     from pdbench.probe.pages import session
     from pdbench.probe.watch.frame import Watch
-    from pdbench.probe.watch.sources import from_prometheus, from_servers
+    from pdbench.probe.watch.sources import from_prometheus, from_servers, learning
 
     exporter = _exporter(export)
     if prometheus is None:
         from pdbench.probe.discover import discover
 
-        deployment = await discover(deployment)
+        deployment = await discover(deployment, all_there=False)
     watched = Watch(deployment, interval_s)
     if not watched.servers:
         raise UsageError("no server of this deployment has a metrics page.", "Give --prefill and --decode.")
     async with session() as client:
         if prometheus is None:
-            look = from_servers(client, deployment, watched.servers)
+            look = learning(from_servers(client, deployment, watched.servers), watched)
         else:
             look = from_prometheus(client, prometheus.rstrip("/"), deployment, watched.servers)
         if once:

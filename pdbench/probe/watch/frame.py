@@ -68,6 +68,19 @@ class Watch:
         self._history = History(LONG_S)
         self._now_s = max(NOW_S, 2 * interval_s)
 
+    @property
+    def strangers(self) -> bool:
+        """Whether a server is up of which nothing was learnt, since it was not there when the view began."""
+        known = {server.name for server in self.deployment.servers if server.facts and server.facts.reachable}
+        return any(server.up and server.name not in known for server in self.servers)
+
+    def learn(self, deployment: Deployment) -> None:
+        """What the servers say of themselves by now."""
+        self.deployment = deployment
+        slots = {server.name: server.slots for server in deployment.servers}
+        for server in self.servers:
+            server.slots = slots.get(server.name, server.slots)
+
     def step(self, t_s: float) -> Frame:
         """After a look at time `t_s`."""
         self._history.add(t_s, by_role(self.servers))

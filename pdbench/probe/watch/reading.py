@@ -14,9 +14,13 @@ from pdbench.probe.watch.window import Window
 PARTS = ("prefill_queue", "prefill", "slot_wait", "post", "transfer", "poll", "first_step")
 FEW_REQUESTS = 3  # below it a mean says nothing of the deployment
 HALF = 0.5
+NAMED = 3  # servers that a flag names
 SLOTS_FULL = 0.95  # mean use of the slots from which a wait for one is no accident
 RECOMPUTED_TOKENS = 2.0  # per request: the step that computes the last token of a prompt needs one
 KV_FULL = 0.95
+# The same time in the words of vLLM, SGLang and TensorRT-LLM.
+MOVES = ("nixl_xfer_s", "stage_s.prefill_transfer_kv_cache", "kv_transfer_s")
+COMPUTES = ("prefill_s", "stage_s.prefill_forward")
 CAUSES = {
     "slot_wait": "decode-slots",
     "prefill_queue": "prefill-queue",
@@ -85,7 +89,7 @@ def read(window: Window, servers: Sequence[Watched], mode: str | None) -> Readin
         requests_per_s=done,
         prompt_tokens_per_s=window.per_s("prefill" if maker == "decode" else maker, "prompt_tokens:counter"),
         output_tokens_per_s=tokens,
-        transfers_per_s=window.per_s(mover, "nixl_xfer_s:count"),
+        transfers_per_s=next((n for name in MOVES if (n := window.per_s(mover, f"{name}:count")) is not None), None),
         transfer_nbytes_per_s=window.per_s(mover, "nixl_nbytes:sum"),
         handoff_ms=sum(handoff) if handoff else None,
         tpot_ms=tpot_ms,
@@ -111,11 +115,11 @@ def _available(servers: Iterable[Watched], role: str) -> int | None:
 
 def _disaggregated(window: Window, mode: str | None, mover: str) -> dict[str, float]:
     """Decode's queue time holds slot wait, transfer and poll (pull), and the prefill leg too (push)."""
-    requests = window.delta("decode", "queue_s:count")
-    post, xfer = window.mean_ms(mover, "nixl_post_s"), window.mean_ms(mover, "nixl_xfer_s")
+    requests = window.delta("decode", "queue_s:count") or window.delta("decode", "e2e_s:count")
+    post, xfer = window.mean_ms(mover, "nixl_post_s"), _first(window, mover, MOVES)
     found = {
         "prefill_queue": window.mean_ms("prefill", "queue_s"),
-        "prefill": window.mean_ms("prefill", "prefill_s"),
+        "prefill": _first(window, "prefill", COMPUTES),
         "post": post,
         "transfer": None if xfer is None else xfer - (post or 0.0),
         "first_step": window.mean_ms("decode", "prefill_s"),
@@ -127,6 +131,12 @@ def _disaggregated(window: Window, mode: str | None, mover: str) -> dict[str, fl
         if queue is not None and xfer is not None and mode == "pull":
             found["poll"] = _poll_ms(window, queue - 1000 * area / requests, xfer, requests)
     return {name: value for name in PARTS if (value := found.get(name)) is not None}
+
+
+def _first(window: Window, role: str, histograms: Sequence[str]) -> float | None:
+    """Mean of the first of these histograms that the role's pages show."""
+    means = (window.mean_ms(role, name) for name in histograms)
+    return next((mean for mean in means if mean is not None), None)
 
 
 def _poll_ms(window: Window, beyond_slots_ms: float, xfer_ms: float, requests: float) -> float:
@@ -180,10 +190,20 @@ def _flags(found: Reading, window: Window, servers: Sequence[Watched], maker: st
     running = sum(server.now.get("running", 0.0) for server in servers if server.role == maker)
     if running and found.output_tokens_per_s == 0 and window.length_s > 5:
         yield "stall", f"{running:.0f} running, no token for {window.length_s:.0f} s"
-    if restarts := [server.name for server in servers if server.restarts]:
-        yield "server-restarted", f"{', '.join(restarts)} since this view began"
+    if restarted := [server.name for server in servers if _restarted(server, window.length_s)]:
+        yield "server-restarted", _some(restarted)
     if silent := [f"{server.name}: {server.trouble}" for server in servers if not server.up]:
-        yield "metrics-missing", "; ".join(silent)
+        yield "metrics-missing", _some(silent)
+
+
+def _restarted(server: Watched, within_s: float) -> bool:
+    return server.restarted_s is not None and server.t_s - server.restarted_s <= within_s
+
+
+def _some(names: Sequence[str]) -> str:
+    """The first few: a view of many servers has room for no more, and each has its own line."""
+    more = len(names) - NAMED
+    return "; ".join(names[:NAMED]) + (f"; and {more} more" if more > 0 else "")
 
 
 def _verdict(found: Reading, window: Window, servers: Sequence[Watched], maker: str) -> tuple[str | None, str]:

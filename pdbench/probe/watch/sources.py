@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
-import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
 from urllib.parse import urlencode, urlsplit
@@ -12,10 +12,12 @@ from urllib.parse import urlencode, urlsplit
 import aiohttp
 
 from pdbench.deployment import Deployment, Server
-from pdbench.errors import Unreachable, UsageError
+from pdbench.errors import PdbenchError, Unreachable, UsageError
+from pdbench.probe.discover import discover
 from pdbench.probe.pages import Answer, get
 from pdbench.probe.scrape import BadPage, scrape_of
 from pdbench.probe.vocabulary import UNKNOWN
+from pdbench.probe.watch.frame import Watch
 from pdbench.probe.watch.totals import Watched
 
 PAGE_S = 4.0
@@ -40,6 +42,18 @@ def from_servers(client: aiohttp.ClientSession, deployment: Deployment, watched:
     return look
 
 
+def learning(look: Look, view: Watch) -> Look:
+    """The same look; servers that come later than the view are asked what they are."""
+
+    async def looked() -> None:
+        await look()
+        if view.strangers:
+            with contextlib.suppress(PdbenchError):  # it may be gone again: the next look tells
+                view.learn(await discover(view.deployment, all_there=False))
+
+    return looked
+
+
 def _take(seen: Watched, answer: Answer, deployment: Deployment) -> None:
     t_s = answer.t_ns / 1e9
     trouble = answer.failure or ("" if answer.status == 200 else f"HTTP {answer.status}")
@@ -62,10 +76,20 @@ def from_prometheus(
     query = urlencode({"query": f'{{__name__=~"({names}|process_start_time).*",__name__!~".*(_bucket|_created)"}}'})
     place = {instance_of(server): server.name for server in deployment.servers}
     by_name = {seen.name: seen for seen in watched}
+    reached = False
 
     async def look() -> None:
+        nonlocal reached
         answer = await get(client, f"{url}/api/v1/query?{query}", deployment.credentials.headers(url), PAGE_S)
-        pages = _pages(answer, url)
+        try:
+            pages = _pages(answer, url)
+        except PdbenchError as trouble:
+            if not reached:
+                raise
+            for one in watched:  # it may be started anew: the view goes on
+                one.lost(one.t_s, str(trouble))
+            return
+        reached = True
         unknown = set(pages) - set(place)
         for instance, (t_s, text) in pages.items():
             if (seen := by_name.get(place.get(instance, ""))) is not None and t_s > seen.t_s:
@@ -74,29 +98,36 @@ def from_prometheus(
         for instance, name in place.items():
             if instance not in pages and name in by_name:
                 others = f"; it has {', '.join(sorted(unknown)[:4])}" if unknown else ""
-                by_name[name].lost(time.time(), f"Prometheus has no instance {instance}{others}")
+                by_name[name].lost(by_name[name].t_s, f"Prometheus has no instance {instance}{others}")
 
     return look
 
 
 def instance_of(server: Server) -> str:
     """Prometheus' `instance` of a server: host and port of its metrics page."""
-    return urlsplit(server.metrics_url or server.url).netloc
+    parts = urlsplit(server.metrics_url or server.url)
+    return parts.netloc if parts.port is not None else f"{parts.netloc}:{443 if parts.scheme == 'https' else 80}"
 
 
 def _pages(answer: Answer, url: str) -> dict[str, tuple[float, str]]:
     """The answer as a metrics page for each instance, with the time of its samples (of the epoch)."""
     if not answer.answered:
         raise Unreachable(f"--prometheus {url} cannot be reached: {answer.failure}.", "Is it up? Give its base URL.")
+    if answer.status in (401, 403):
+        raise UsageError(
+            f"--prometheus {url}: credentials refused (HTTP {answer.status}).", "Set PDBENCH_API_KEY for it."
+        )
     try:
-        document = json.loads(answer.body)
-        result = document["data"]["result"]
-    except (ValueError, KeyError, TypeError):
+        return _by_instance(json.loads(answer.body)["data"]["result"])
+    except (ValueError, KeyError, TypeError, AttributeError):
         raise UsageError(
             f"--prometheus {url}: no Prometheus API there (HTTP {answer.status}).", "Give its base URL."
         ) from None
+
+
+def _by_instance(result: Sequence[Mapping[str, Any]]) -> dict[str, tuple[float, str]]:
     pages: dict[str, tuple[float, list[str]]] = {}
-    for sample in result if isinstance(result, list) else []:
+    for sample in result:
         labels = dict(sample["metric"])
         name, instance = labels.pop("__name__", ""), labels.pop("instance", "")
         t_s, value = sample["value"]

@@ -33,6 +33,7 @@ class Watched:
     now: dict[str, float] = field(default_factory=dict)  # gauges, summed over ranks (KV use: the highest)
     totals: Totals = field(default_factory=dict)
     restarts: int = 0
+    restarted_s: float | None = None  # when the last one was seen
     looked: bool = False  # whether a scrape ever came
     _raw: dict[tuple[str, str, str, str], float] = field(default_factory=dict)
 
@@ -60,7 +61,8 @@ class Watched:
                 back = back or (gone_back and kind != "sum")
                 name = f"{_named(canonical, labels)}:{kind}"
                 self.totals[name] = self.totals.get(name, 0.0) + (value if gone_back else value - first)
-        self.restarts += back
+        if back:
+            self.restarts, self.restarted_s = self.restarts + 1, t_s
         if "running" in gauges:
             gauges["slot_wait"] = _waits_for_slot(gauges, self.slots)
         if "running" in gauges and "stage.in_progress" in gauges:
@@ -76,6 +78,8 @@ def _named(canonical: str, labels: str) -> str:
     """Stages and sources as names of their own; every other label is summed over."""
     if canonical in ("kv_fetch_stage", "prefill_stage"):
         return f"stage.{json.loads(labels).get('stage', '')}"
+    if canonical == "stage_s":
+        return f"stage_s.{json.loads(labels).get('stage', '')}"
     if canonical == "prompt_tokens_by_source":
         return f"source.{json.loads(labels).get('source', '')}"
     return canonical if canonical != "waiting_by_reason" else f"reason.{json.loads(labels).get('reason', '')}"

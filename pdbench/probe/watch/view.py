@@ -14,7 +14,7 @@ from pdbench.probe.watch.reading import PARTS, Reading
 from pdbench.probe.watch.totals import STAGES, Watched
 
 SORTS: dict[str, Callable[[Watched], object]] = {
-    "name": lambda one: (ROLES.index(one.role), one.name),
+    "name": lambda one: (ROLES.index(one.role), len(one.name), one.name),  # decode-9 before decode-10
     "waiting": lambda one: -one.now.get("waiting", 0.0),
     "running": lambda one: -one.now.get("running", 0.0),
     "KV": lambda one: -one.now.get("kv_cache_usage", 0.0),
@@ -25,9 +25,13 @@ FULL = 0.95
 
 
 def picture(frame: Frame, sort: str, *, paused: bool, height: int | None, keys: bool) -> RenderableType:
-    """The frame as rich draws it; `height` in lines cuts the list of servers, never the verdict."""
+    """The frame as rich draws it; `height` in lines cuts the list of servers and long flags, never the verdict."""
     parts: list[RenderableType] = [_title(frame, sort, paused), Text(frame.now.verdict, style="bold")]
-    parts += [Text(f"{code}: {evidence}", style="red") for code, evidence in frame.now.flags.items()]
+    whole = height is None
+    parts += [
+        Text(f"{code}: {evidence}", style="red", no_wrap=not whole, overflow="fold" if whole else "ellipsis")
+        for code, evidence in frame.now.flags.items()
+    ]
     room = None if height is None else max(2, height - OTHER_LINES - len(frame.now.flags))
     parts += [_servers(frame.servers, sort, room), _flow(frame), _split(frame)]
     if keys:
@@ -52,7 +56,8 @@ def _servers(servers: Sequence[Watched], sort: str, room: int | None) -> Rendera
     table.add_column("server")
     for head in ("running/slots", "waiting", "start", "moving", "loaded", "KV"):
         table.add_column(head, justify="right")
-    ordered = sorted(servers, key=lambda one: (one.up, SORTS[sort](one)))
+    # Who does not answer is first, unless the busiest are asked for.
+    ordered = sorted(servers, key=lambda one: (one.up == (sort == ORDER[0]), SORTS[sort](one)))
     shown = ordered if room is None or len(ordered) <= room else ordered[: room - 1]
     for one in shown:
         table.add_row(*_row(one))
