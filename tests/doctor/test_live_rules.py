@@ -93,6 +93,22 @@ def test_what_a_page_betrays(rule: str, wanted: str, edits: dict[str, str]) -> N
     assert level(checks(vllm("decode", metrics=decode_page({**QUIET, **edits}))), rule) == wanted
 
 
+STARTING = 'vllm:num_requests_kv_fetch_by_stage{engine="0",model_name="mid",stage="in_progress"'
+
+
+@pytest.mark.parametrize(
+    ("edits", "wanted"),
+    [
+        ({STARTING: "2.0", "vllm:num_requests_waiting{": "2.0"}, "warn"),
+        ({STARTING: "2.0", "vllm:num_requests_waiting{": "2.0", "vllm:num_requests_running": "1.0"}, "pass"),
+        ({}, "pass"),
+    ],
+    ids=["alone", "beside-load", "none"],
+)
+def test_fetches_that_go_on_while_nothing_else_does(edits: dict[str, str], wanted: str) -> None:
+    assert level(checks(vllm("decode", metrics=decode_page({**QUIET, **edits}))), "stuck-fetch") == wanted
+
+
 def test_decode_that_computes_the_prompt_itself() -> None:
     assert level(checks(vllm("decode", metrics=decode_page(QUIET, "local_compute"))), "disaggregated") == "fail"
 

@@ -52,6 +52,7 @@ num_prompts = 400
 """
 PUSH = (("NixlConnector", "NixlPushConnector"), ('mode = "pull"', 'mode = "push"'))
 DECODE = "--max-num-seqs 8\n"
+SECOND = ("[sweep]", '[[server]]\nrole = "prefill"\nurl = "http://10.0.0.4:8100"\n\n[sweep]')
 
 BROKEN: list[tuple[str, str, tuple[tuple[str, str], ...]]] = [
     ("launch-unreadable", "fail", (('"kv_producer", "eng', '"kv_producer, "eng'),)),
@@ -88,6 +89,23 @@ BROKEN: list[tuple[str, str, tuple[tuple[str, str], ...]]] = [
     ("statistics-off", "warn", ((DECODE, "--max-num-seqs 8 --data-parallel-size 2\n"), ("max_num_seqs = 8\n", "max_num_seqs = 16\n"))),
     ("statistics-off", "warn", (('VLLM_NIXL_SIDE_CHANNEL_PORT = "5600" }', 'NIXL_TELEMETRY = "n" }'),)),
     ("proxy-timeout", "warn", (("--request-timeout 600", "--request-timeout 5s"),)),
+    ("proxy-timeout", "warn", (("--request-timeout 600", "--read-timeout-ms 5000"),)),
+    ("proxy-timeout", "warn", (('launch = "python', 'env = { UPSTREAM_TIMEOUT = "20" }\nlaunch = "python'),)),
+    ("statistics-off", "warn", ((DECODE, "--max-num-seqs 8 --api-server-count 4\n"),)),
+    ("statistics-off", "warn", (('VLLM_NIXL_SIDE_CHANNEL_PORT = "5600" }', 'VLLM_LOGGING_LEVEL = "warning" }'),)),
+    ("failure-policy", "fail", (('"kv_role": "kv_consumer"', '"kv_role": "kv_consumer", "kv_load_failure_policy": "retry"'),)),
+    ("dead-settings", "warn", (('"kv_role": "kv_consumer"', '"kv_role": "kv_consumer", "kv_port": 5601'),)),
+    ("layout", "fail", ((DECODE, "--max-num-seqs 8 --speculative-config '{}'\n"),)),
+    ("layout", "fail", ((DECODE, "--max-num-seqs 8 --disable-hybrid-kv-cache-manager\n"),)),
+    ("served-model", "fail", (("vllm serve m --port 8200", "vllm serve other --port 8200"),)),
+    ("served-model", "fail", ((DECODE, "--max-num-seqs 8 --served-model-name other\n"),)),
+    ("backends", "fail", (('"kv_consumer", "kv_connector_extra_config": {', '"kv_consumer", "kv_connector_extra_config": {"backends": ["LIBFABRIC"], '),)),
+    ("bidirectional", "warn", (('{"kv_lease_duration": 30}', '{"bidirectional_kv_xfer": true}'), (DECODE, "--max-num-seqs 8 --reasoning-parser qwen3\n"))),
+    ("side-channel-port", "fail", (('HOST = "10.0.0.2", VLLM_NIXL_SIDE_CHANNEL_PORT = "5600"', 'HOST = "10.0.0.2", VLLM_NIXL_SIDE_CHANNEL_PORT = "8100"'),)),
+    ("example-proxy", "warn", (("python proxy.py", "python3 /opt/vllm/toy_proxy_server.py"),)),
+    ("example-proxy", "fail", (("python proxy.py", "python disagg_proxy_pushconnector_demo.py"), *PUSH, SECOND)),
+    ("push-together", "warn", (("python proxy.py", "python disagg_proxy_pushconnector_demo.py"), *PUSH)),
+    ("push-together", "warn", (("python proxy.py", "python toy_proxy_server.py"), *PUSH)),
 ]  # fmt: skip
 
 
@@ -122,6 +140,23 @@ def test_the_healthy_recipe_fails_and_warns_of_nothing(tmp_path: Path) -> None:
     assert not [check for check in checks if check.level in ("fail", "warn")]
     passed = {check.rule for check in checks if check.level == "pass"}
     assert {rule for rule, _, edits in BROKEN if PUSH[0] not in edits} - {"push-limits"} <= passed
+
+
+@pytest.mark.parametrize(
+    ("rule", "edits"),
+    [
+        ("statistics-off", ((DECODE, "--max-num-seqs 8 --data-parallel-size 2 --data-parallel-rank 0\n"), ("max_num_seqs = 8\n", "max_num_seqs = 16\n"))),
+        ("layout", ((DECODE, "--max-num-seqs 8 --speculative-config '{}'\n"), ("serve m --port 8100", "serve m --port 8100 --speculative-config '{}'"))),
+        ("served-model", (("serve m --port 8100", "serve /models/m --port 8100 --served-model-name m"),)),
+        ("backends", (('{"kv_lease_duration": 30}', '{"backends": ["LIBFABRIC", "UCX"]}'),)),
+        ("bidirectional", (('{"kv_lease_duration": 30}', '{"bidirectional_kv_xfer": true}'),)),
+        ("failure-policy", (('"kv_role": "kv_consumer"', '"kv_role": "kv_consumer", "kv_load_failure_policy": "fail"'),)),
+        ("push-together", (("python proxy.py", "python disagg_proxy_pushconnector_demo.py --concurrent-prefill-decode"), *PUSH)),
+        ("proxy-timeout", (("--request-timeout 600", "--read-timeout-ms 600000 --timeout-keep-alive 5 --timeout 0"),)),
+    ],
+)  # fmt: skip
+def test_what_only_looks_like_it_passes(rule: str, edits: tuple[tuple[str, str], ...], tmp_path: Path) -> None:
+    assert {check.level for check in checks_of(edited(edits), tmp_path) if check.rule == rule} == {"pass"}
 
 
 def test_a_healthy_push_recipe_passes_the_push_rules(tmp_path: Path) -> None:
@@ -174,5 +209,8 @@ def test_nothing_to_look_at_is_not_a_pass() -> None:
     from pdbench.deployment import build
 
     case = on_paper(build("t", [("proxy", "h:1"), ("prefill", "h:2"), ("decode", "h:3")]), {}, {})
-    levels = {check.rule: check.level for check in judged(case)}
+    checks = judged(case)
+    levels = {check.rule: check.level for check in checks}
+    planned = {check.rule for check in judged(replace(case, sweep={"rates": [4]}))}
+    assert not {"context", "slots-demand", "proxy-timeout", "example-proxy", "backends", "served-model"} & planned
     assert {levels[rule] for rule in ("connector", "kv-role", "side-channel-port", "mixed-modes")} == {"unknown"}

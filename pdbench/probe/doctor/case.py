@@ -116,6 +116,7 @@ class Sent:
     spread_s: float = 0.0  # from the first event with output to the last one
     moved: Mapping[str, float] = field(default_factory=dict)  # prompt tokens of the decode servers by source
     fetched_by_prefill: float = 0.0  # prompt tokens whose KV came to the servers named as prefill
+    still_fetching: Mapping[str, float] = field(default_factory=dict)  # by decode server; see `rules_live.stuck_fetch`
 
 
 @dataclass(frozen=True, slots=True)

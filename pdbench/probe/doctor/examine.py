@@ -7,14 +7,23 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 from pdbench.deployment import Deployment
-from pdbench.probe.doctor import rules_handoff, rules_live, rules_load
+from pdbench.probe.doctor import rules_handoff, rules_layout, rules_live, rules_load, rules_proxy
 from pdbench.probe.doctor.case import Case, Patient
 from pdbench.probe.doctor.finding import LEVELS, Check, Rule
 from pdbench.probe.doctor.launch import Launch, launch_of
 from pdbench.probe.doctor.look import look
 
 NO_CONFIG = "no server and no recipe shows a --kv-transfer-config"
-RULES: Mapping[str, Rule] = {**rules_live.RULES, **rules_handoff.RULES, **rules_load.RULES}
+RULES: Mapping[str, Rule] = {
+    **rules_live.RULES,
+    **rules_handoff.RULES,
+    **rules_layout.RULES,
+    **rules_load.RULES,
+    **rules_proxy.RULES,
+}
+OF_A_PAIR = {**rules_handoff.RULES, **rules_layout.RULES}
+NEEDS_CONFIG = rules_handoff.NEEDS_CONFIG | rules_layout.NEEDS_CONFIG
+NEEDS_PLAN = rules_load.NEEDS_PLAN | rules_proxy.NEEDS_PLAN
 
 
 class Examined(NamedTuple):
@@ -56,11 +65,11 @@ def judged(case: Case) -> list[Check]:
     for name, rule in RULES.items():
         if (
             (name in rules_live.RULES and not live)
-            or (name in rules_handoff.RULES and not handed_over)
-            or (name in rules_load.NEEDS_PLAN and not case.sweep)
+            or (name in OF_A_PAIR and not handed_over)
+            or (name in NEEDS_PLAN and not case.sweep)
         ):
             continue
-        if name in rules_handoff.NEEDS_CONFIG and not configured:
+        if name in NEEDS_CONFIG and not configured:
             checks.append(Check(name, "unknown", "", NO_CONFIG, rules_handoff.ASK_FOR_CONFIG))
             continue
         found = rule(case)

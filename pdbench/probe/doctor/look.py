@@ -150,7 +150,7 @@ async def _send(client: aiohttp.ClientSession, case: Case) -> Sent:
     """One streamed request through the entry, with decode's counters before and after it."""
     url = case.deployment.entry.url + "/v1/completions"
     body = _body(case, PROMPT_TOKENS, OUTPUT_TOKENS) | {"stream": True, "stream_options": {"include_usage": True}}
-    before, brought = await _sources(client, case, "decode"), await _sources(client, case, "prefill")
+    old, brought = await _pages(client, case, "decode"), await _pages(client, case, "prefill")
     stamps: list[float] = []
     usage, error = None, ""
     try:
@@ -170,13 +170,15 @@ async def _send(client: aiohttp.ClientSession, case: Case) -> Sent:
         return _refused(case, f"a small request broke off: {clean(str(broken) or type(broken).__name__, 120)}")
     if error or not stamps:
         return _refused(case, f"a small request failed: {error or 'it ended without output'}")
-    after, brought_after = await _sources(client, case, "decode"), await _sources(client, case, "prefill")
+    new, brought_after = await _pages(client, case, "decode"), await _pages(client, case, "prefill")
+    before, after = _sources(old), _sources(new)
     return Sent(
         prompt_tokens=usage.get("prompt_tokens") if isinstance(usage, dict) else None,
         events=len(stamps),
         spread_s=stamps[-1] - stamps[0],
         moved={source: value - before.get(source, 0.0) for source, value in after.items()},
-        fetched_by_prefill=brought_after.get(EXTERNAL, 0.0) - brought.get(EXTERNAL, 0.0),
+        fetched_by_prefill=_sources(brought_after).get(EXTERNAL, 0.0) - _sources(brought).get(EXTERNAL, 0.0),
+        still_fetching={name: _fetching_only(old.get(name, ()), rows) for name, rows in new.items()},
     )
 
 
@@ -227,17 +229,33 @@ def _has_output(event: Mapping[str, Any]) -> bool:
     return isinstance(choices, list) and any(isinstance(one, dict) and one.get("text") for one in choices)
 
 
-async def _sources(client: aiohttp.ClientSession, case: Case, role: str) -> dict[str, float]:
-    """Prompt tokens of all servers of a role by source, from their pages as they are now."""
-    totals: dict[str, float] = {}
+async def _pages(client: aiohttp.ClientSession, case: Case, role: str) -> dict[str, tuple[Row, ...]]:
+    """The rows of a role's pages as they are now, by server."""
+    found = {}
     headers = case.deployment.credentials.headers
     for patient in case.of(role):
         url = patient.server.metrics_url
-        if url is None or not patient.answers:
-            continue
-        rows, _ = _page(await get(client, url, headers(url), PAGE_S), case.deployment.engine)
+        if url is not None and patient.answers:
+            found[patient.name], _ = _page(await get(client, url, headers(url), PAGE_S), case.deployment.engine)
+    return found
+
+
+def _sources(pages: Mapping[str, tuple[Row, ...]]) -> dict[str, float]:
+    """Prompt tokens of all servers of a role by source."""
+    totals: dict[str, float] = {}
+    for rows in pages.values():
         for _, canonical, _, _, labels, value in rows:
             if canonical == "prompt_tokens_by_source":
                 source = str(json.loads(labels).get("source"))
                 totals[source] = totals.get(source, 0.0) + value
     return totals
+
+
+def _fetching_only(*looks: tuple[Row, ...]) -> float:
+    """Requests whose KV was being fetched at each of these looks, while nothing else ran or waited."""
+    found = []
+    for rows in looks:
+        fetching = sum(row[5] for row in rows if row[1] == "kv_fetch_stage" and "in_progress" in row[4])
+        busy = sum(row[5] for row in rows if row[1] in ("running", "waiting"))
+        found.append(fetching if fetching >= busy else 0.0)
+    return min(found, default=0.0)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from urllib.parse import urlsplit
 
 from pdbench.probe.doctor.case import MODE_OF, Case, Patient, connector
@@ -18,8 +18,6 @@ _KNOWN_KEYS = {
     "kv_connector_extra_config", "kv_connector_module_path", "enable_permute_local_kv", "kv_load_failure_policy",
 }  # fmt: skip
 REFUSED_SINCE = (0, 32)  # unknown keys of --kv-transfer-config stop the start (vLLM 0.32, config/kv_transfer.py)
-# Part of the hash that both sides compare in the handshake: what must be equal (vLLM 0.32, nixl/metadata.py).
-_HASHED = {"dtype": "dtype", "kv-cache-dtype": "KV cache dtype", "attention-backend": "attention backend"}
 _NOWHERE = re.compile(r"^(localhost|127\..*|::1|0\.0\.0\.0|::)$")
 
 
@@ -133,6 +131,10 @@ def side_channel_ports(case: Case) -> list[Found] | None:
             return [fail(patient.name, f"VLLM_NIXL_SIDE_CHANNEL_PORT is {text!r}, not a port", "Give a port number.")]
         for rank in range(patient.number("data-parallel-size") or 1):
             taken[_side_host(patient), first + rank].append(patient.name)
+    for one in case.patients:  # a side channel on the port of some server's own API
+        place = _machine(one.host), urlsplit(one.server.url).port or 80
+        if place in taken:
+            taken[place].append(f"the API of {one.name}")
     clashes = {place: names for place, names in taken.items() if len(names) > 1}
     return [
         fail(
@@ -205,39 +207,6 @@ def versions(case: Case) -> list[Found] | None:
     return []
 
 
-def layouts(case: Case) -> list[Found] | None:
-    """What else the handshake compares, and what it only slows down."""
-    found, compared = [], False
-    for option, title in _HASHED.items():
-        each = {patient.name: str(value) for patient in case.pair if (value := patient.option(option)) is not None}
-        sides = {role: {each[p.name] for p in case.of(role) if p.name in each} for role in _KV_ROLES}
-        compared |= all(sides.values())
-        if all(sides.values()) and sides["prefill"] != sides["decode"]:
-            text = ", ".join(f"{name} {value}" for name, value in each.items())
-            found.append(fail("", f"{title} differs ({text}): the handshake is refused", "Make both sides equal."))
-    blocks = {patient.name: size for patient in case.pair if (size := _block_size(patient))}
-    if len(set(blocks.values())) > 1:
-        text = ", ".join(f"{name} {size}" for name, size in blocks.items())
-        fix = "Use the larger --block-size on both sides."
-        found.append(warn("", f"block sizes differ ({text}): KV is converted, in many small descriptors", fix))
-    return found if compared or len(blocks) > 1 else None
-
-
-def _block_size(patient: Patient) -> int | None:
-    return patient.facts.block_size or patient.number("block-size")
-
-
-def compatibility_check(case: Case) -> list[Found]:
-    """enforce_handshake_compat false switches the only check of layouts off."""
-    return [
-        warn(
-            patient.name, "enforce_handshake_compat is off: a wrong layout gives wrong text, not an error", "Remove it."
-        )
-        for patient in case.pair
-        if patient.extra.get("enforce_handshake_compat") is False
-    ]
-
-
 def push_limits(case: Case) -> list[Found] | None:
     """What push does not do."""
     if case.mode != "push":
@@ -265,7 +234,22 @@ def bidirectional(case: Case) -> list[Found]:
     if on and on != known:
         off = ", ".join(sorted(known - on))
         return [fail(off, "bidirectional_kv_xfer is on at the other side only", "Set it on prefill and on decode.")]
-    return []
+    return [
+        warn(
+            patient.name,
+            "bidirectional_kv_xfer with a reasoning parser: where turn two drops the thinking of turn one, its KV"
+            " fits no longer, and the text is wrong, not late",
+            "Keep the thinking in the chat template, or switch bidirectional_kv_xfer off.",
+        )
+        for patient in case.pair
+        if patient.name in on and _reasons(patient)
+    ]
+
+
+def _reasons(patient: Patient) -> bool:
+    outputs = patient.config.get("structured_outputs_config")
+    told = outputs.get("reasoning_parser") if isinstance(outputs, Mapping) else None
+    return bool(told or patient.launch.flags.get("reasoning-parser"))
 
 
 NEEDS_CONFIG = {
@@ -282,8 +266,6 @@ RULES: dict[str, Rule] = {
     "side-channel-port": side_channel_ports,
     "side-channel-host": side_channel_hosts,
     "versions": versions,
-    "layout": layouts,
-    "handshake-check": compatibility_check,
     "push-limits": push_limits,
     "bidirectional": bidirectional,
 }

@@ -132,6 +132,18 @@ def stuck_kv(case: Case) -> list[Found] | None:
     return found
 
 
+def stuck_fetch(case: Case) -> list[Found] | None:
+    """Fetches of KV that go on while nothing else does: a prefill that is gone, or a word of it that was lost."""
+    if case.sent is None or not case.sent.still_fetching:
+        return None
+    fix = "Look for failed transfers on prefill and in both logs; such requests end only with a restart of decode."
+    return [
+        warn(name, f"{stuck:.0f} requests were fetching KV before and after the small request, with no other load", fix)
+        for name, stuck in case.sent.still_fetching.items()
+        if stuck
+    ]
+
+
 def foreign_load(case: Case) -> list[Found] | None:
     """Somebody else's requests would be measured with ours."""
     if not any(patient.rows for patient in case.patients):
@@ -170,6 +182,7 @@ RULES: dict[str, Rule] = {
     "kv-expired": kv_expired,
     "failed-transfers": failed_transfers,
     "stuck-kv": stuck_kv,
+    "stuck-fetch": stuck_fetch,
     "foreign-load": foreign_load,
     "several-answers": several_answers,
 }

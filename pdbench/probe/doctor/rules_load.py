@@ -1,22 +1,20 @@
-"""Would the planned load be measured as meant? Slots, KV pool, leases, time-outs, caches, log lines."""
+"""Would the planned load be measured as meant? Slots, KV pool, leases, caches, log lines."""
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterator
 from typing import Any, NamedTuple
 
-from pdbench.errors import UsageError
 from pdbench.littles_law.batch import Tpot
 from pdbench.littles_law.demand import Demand
 from pdbench.littles_law.steady import steady
-from pdbench.probe.doctor.case import Case, Patient
+from pdbench.probe.doctor.case import MODE_OF, Case, Patient, connector
 from pdbench.probe.doctor.finding import Found, Rule, fail, unknown, warn
 from pdbench.quantities import count, positive, seconds, several
 
 LEASE_S = 30.0  # vLLM's kv_lease_duration
 DEFAULT_TOKENS = (16384, 128)  # what `sweep` sends at most without a recipe
 DEFAULT_CELL_S = 60.0
+_OUTSIDE = ("data-parallel-rank", "data-parallel-external-lb", "data-parallel-hybrid-lb")  # one API server a rank
 
 
 class Planned(NamedTuple):
@@ -90,13 +88,13 @@ def slots_agree(case: Case) -> list[Found] | None:
     return found
 
 
-def slots_demand(case: Case) -> list[Found]:
+def slots_demand(case: Case) -> list[Found] | None:
     """Little's law before the first request: is the planned rate more than the slots can serve?"""
     load, tpot_ms = planned(case), _tpot_ms(case)
     decode = case.of("decode") or case.of("colocated")
     slots = [_slots(patient) for patient in decode]
     if load.qps is None or not slots or None in slots:
-        return []
+        return None
     if tpot_ms is None:
         return [
             unknown(
@@ -139,11 +137,14 @@ def pool(case: Case) -> list[Found] | None:
     return found
 
 
-def context(case: Case) -> list[Found]:
+def context(case: Case) -> list[Found] | None:
     """The longest request against max_model_len."""
     load, found = planned(case), []
-    for patient in case.of("prefill", "decode", "colocated"):
-        limit = patient.facts.max_model_len or patient.number("max-model-len")
+    servers = case.of("prefill", "decode", "colocated")
+    limits = [patient.facts.max_model_len or patient.number("max-model-len") for patient in servers]
+    if not any(limits):
+        return None
+    for patient, limit in zip(servers, limits, strict=True):
         if limit and load.tokens > limit:
             fix = "Choose shorter prompt_lens or output_len, or start it with a larger --max-model-len."
             evidence = f"max_model_len {limit} is less than {load.prompt_len} + {load.output_len} tokens"
@@ -227,30 +228,35 @@ def prefix_caching(case: Case) -> list[Found]:
 
 
 def failure_policy(case: Case) -> list[Found] | None:
-    """With `recompute` a failed handoff is a slow answer with status 200."""
+    """With `fail` a failed handoff is an error that is seen, with `recompute` a slow answer with status 200."""
     if not any(True for _ in case.handoffs()):
         return None
-    return [
-        warn(
-            patient.name,
-            "kv_load_failure_policy is recompute: failed handoffs look like slow successes",
-            "Set it to fail while measuring, or watch decode-recomputed in the report.",
-        )
-        for patient, transfer in case.handoffs()
-        if transfer.get("kv_load_failure_policy") == "recompute"
-    ]
+    found = []
+    for patient, transfer in case.handoffs():
+        policy = transfer.get("kv_load_failure_policy", "fail")
+        if policy == "recompute":
+            fix = "Set it to fail while measuring, or watch decode-recomputed in the report."
+            evidence = "kv_load_failure_policy is recompute: failed handoffs look like slow successes"
+            found.append(warn(patient.name, evidence, fix))
+        elif policy != "fail":
+            evidence = f"kv_load_failure_policy is {policy!r}, which vLLM does not know"
+            found.append(fail(patient.name, evidence, "Set it to fail, or to recompute."))
+    return found
 
 
 def dead_settings(case: Case) -> list[Found] | None:
     """Settings that no longer do anything."""
     if not any(patient.launch.words for patient in case.pair):
         return None
-    name = "VLLM_NIXL_ABORT_REQUEST_TIMEOUT"
-    return [
-        warn(patient.name, f"{name} has no effect since kv_lease_duration replaced it", "Set kv_lease_duration.")
-        for patient in case.pair
-        if patient.launch.env.get(name) is not None
-    ]
+    name, found = "VLLM_NIXL_ABORT_REQUEST_TIMEOUT", []
+    for patient in case.pair:
+        if patient.launch.env.get(name) is not None:
+            evidence = f"{name} has no effect since kv_lease_duration replaced it"
+            found.append(warn(patient.name, evidence, "Set kv_lease_duration."))
+        if "kv_port" in (patient.launch.transfer or {}) and connector(patient) in MODE_OF:
+            evidence = "kv_port is not NIXL's: its side channel stays on VLLM_NIXL_SIDE_CHANNEL_PORT"
+            found.append(warn(patient.name, evidence, "Set VLLM_NIXL_SIDE_CHANNEL_PORT, and remove kv_port."))
+    return found
 
 
 def statistics(case: Case) -> list[Found] | None:
@@ -265,41 +271,34 @@ def statistics(case: Case) -> list[Found] | None:
         if patient.variable("NIXL_TELEMETRY") in ("n", "N", "0", "false"):
             fix = "Set NIXL_TELEMETRY=y: without it vLLM records no transfer times."
             found.append(warn(patient.name, "NIXL telemetry is off: no transfer and no post time will be seen", fix))
-        ranks, servers = patient.number("data-parallel-size") or 1, patient.number("api-server-count")
-        if ranks > 1 and servers != 1 and patient.launch.words:
-            fix = "Scrape /metrics (pdbench does), or start it with --api-server-count 1 for the log lines."
-            evidence = f"{ranks} DP ranks: the periodic log, with its KV Transfer metrics line, is off"
+        if why := _log_is_off(patient):
+            fix = "Scrape /metrics (pdbench does), or start it with --api-server-count 1 and INFO for the log lines."
+            evidence = f"{why}: the periodic log, with its KV Transfer metrics line, is off"
             found.append(warn(patient.name, evidence, fix))
     return found
 
 
-def proxy_timeouts(case: Case) -> list[Found]:
-    """Time-outs on the proxy's command line against the longest answer of the plan."""
-    load, tpot_ms = planned(case), _tpot_ms(case)
-    longest_s = (_longest_wait_s(case) or 0.0) + load.output_len * (tpot_ms or 0.0) / 1000
-    needed_s = max(longest_s, 60.0)
-    return [
-        warn(
-            patient.name,
-            f"--{name} {value:g} s cuts requests that the plan may need {needed_s:.0f} s for",
-            "Raise it above the longest answer, queueing included.",
-        )
-        for patient in case.of("proxy")
-        for name, value in _timeouts(patient)
-        if value < needed_s
-    ]
+def _log_is_off(patient: Patient) -> str:
+    """Why vLLM prints no periodic line: several API servers, as many as DP ranks where nothing else is said."""
+    level = str(patient.variable("VLLM_LOGGING_LEVEL") or "INFO").upper()
+    if level in ("WARNING", "ERROR", "CRITICAL"):
+        return f"VLLM_LOGGING_LEVEL is {level}"
+    if not patient.launch.words:
+        return ""
+    servers = patient.number("api-server-count")
+    if servers is not None:
+        return f"{servers} API servers" if servers > 1 else ""
+    balanced_outside = any(patient.launch.flags.get(name) is not None for name in _OUTSIDE)
+    ranks = patient.number("data-parallel-size") or 1
+    return f"{ranks} DP ranks" if ranks > 1 and not balanced_outside else ""
 
 
-def _timeouts(patient: Patient) -> Iterator[tuple[str, float]]:
-    for name, text in patient.launch.flags.items():
-        if re.search(r"time-?out", name) and not re.search(r"keep-?alive|connect|graceful|shutdown", name):
-            try:
-                yield name, seconds(str(text), f"--{name}")
-            except UsageError:
-                continue
+def longest_answer_s(case: Case) -> float:
+    """The longest that a request of the plan waits for a slot and is answered for; 0 where nothing tells."""
+    return (_longest_wait_s(case) or 0.0) + planned(case).output_len * (_tpot_ms(case) or 0.0) / 1000
 
 
-NEEDS_PLAN = {"slots-demand", "context", "prefix-caching", "proxy-timeout"}
+NEEDS_PLAN = {"slots-demand", "context", "prefix-caching"}
 RULES: dict[str, Rule] = {
     "slots-known": slots_known,
     "slots-agree": slots_agree,
@@ -311,5 +310,4 @@ RULES: dict[str, Rule] = {
     "failure-policy": failure_policy,
     "dead-settings": dead_settings,
     "statistics-off": statistics,
-    "proxy-timeout": proxy_timeouts,
 }
