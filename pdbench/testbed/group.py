@@ -22,7 +22,7 @@ from typing import Any
 import uvloop
 
 from pdbench.testbed import proxy, server
-from pdbench.testbed.settings import Place, Settings
+from pdbench.testbed.settings import Place, Settings, url_of
 
 _PR_SET_PDEATHSIG = 1
 
@@ -98,7 +98,7 @@ class Group:
             places = prefills + decodes
             front = _listen(s.host, s.proxy_port, "proxy-port")
             self._sockets["proxy"] = [front]
-            told["proxy_url"] = f"http://{s.host}:{front.getsockname()[1]}"
+            told["proxy_url"] = url_of(s.host, front.getsockname()[1])
             self.fork("proxy", lambda opened, ready: proxy.serve(s, prefills, decodes, opened[0], ready))
         for made in places:
             self.fork(made.name, functools.partial(server.serve, s, made))

@@ -156,4 +156,8 @@ class Place:
     @property
     def url(self) -> str:
         """Base URL."""
-        return f"http://{self.host}:{self.port}"
+        return url_of(self.host, self.port)
+
+
+def url_of(host: str, port: int) -> str:
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import re
+import socket
 import time
 import urllib.request
 from contextlib import ExitStack
@@ -172,6 +173,18 @@ def test_the_practice_deployment(
     assert {check["rule"] for check in document["checks"] if check["level"] == "fail"} == failing
     if not failing and settings.get("mode") != "colocated":
         assert level([Check(**check) for check in document["checks"]], "streaming") == "pass"
+
+
+def test_a_deployment_on_ipv6(capsys: pytest.CaptureFixture[str]) -> None:
+    try:
+        socket.create_server(("::1", 0), family=socket.AF_INET6).close()
+    except OSError:
+        pytest.skip("this machine has no IPv6 loopback")
+    with running(Settings(mode="push", host="::1").on_free_ports()) as testbed:
+        assert main(["doctor", *flags(testbed)]) == 0
+        assert "disaggregated" in capsys.readouterr().out
+        assert main(["watch", *flags(testbed), "--once", "--interval", "200ms"]) == 0
+        assert "2/2 up" in capsys.readouterr().out
 
 
 def test_nothing_there(capsys: pytest.CaptureFixture[str]) -> None:

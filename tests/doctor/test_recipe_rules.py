@@ -51,6 +51,7 @@ output_len = 128
 num_prompts = 400
 """
 PUSH = (("NixlConnector", "NixlPushConnector"), ('mode = "pull"', 'mode = "push"'))
+PROXY = 'launch = "python proxy.py --port 8192 --request-timeout 600"\n'
 DECODE = "--max-num-seqs 8\n"
 SECOND = ("[sweep]", '[[server]]\nrole = "prefill"\nurl = "http://10.0.0.4:8100"\n\n[sweep]')
 
@@ -74,7 +75,9 @@ BROKEN: list[tuple[str, str, tuple[tuple[str, str], ...]]] = [
     ("handshake-check", "warn", (('{"kv_lease_duration": 30}', '{"enforce_handshake_compat": false}'),)),
     ("push-limits", "fail", (*PUSH, (DECODE, "--max-num-seqs 8 --pipeline-parallel-size 2\n"))),
     ("push-limits", "fail", (*PUSH, ('{"kv_lease_duration": 30}', '{"bidirectional_kv_xfer": true}'))),
-    ("push-limits", "warn", (*PUSH, (', "engine_id": "p0"', ""))),
+    ("push-limits", "warn", (*PUSH, (', "engine_id": "p0"', ""), (PROXY, ""))),
+    ("push-limits", "fail", (*PUSH, (', "engine_id": "p0"', ""), ("--port 8192", "--port 8192 --prefill-engine-id p0"))),
+    ("push-limits", "fail", (*PUSH, ("--port 8192", "--port 8192 --prefill-engine-id p1"))),
     ("bidirectional", "fail", (('"kv_consumer", "kv_connector_extra_config": {', '"kv_consumer", "kv_connector_extra_config": {"bidirectional_kv_xfer": true, '),)),
     ("slots-known", "warn", (("max_num_seqs = 8\n", ""), (DECODE, "\n"))),
     ("slots-agree", "fail", ((DECODE, "--max-num-seqs 4\n"),)),
@@ -152,6 +155,7 @@ def test_the_healthy_recipe_fails_and_warns_of_nothing(tmp_path: Path) -> None:
         ("bidirectional", (('{"kv_lease_duration": 30}', '{"bidirectional_kv_xfer": true}'),)),
         ("failure-policy", (('"kv_role": "kv_consumer"', '"kv_role": "kv_consumer", "kv_load_failure_policy": "fail"'),)),
         ("push-together", (("python proxy.py", "python disagg_proxy_pushconnector_demo.py --concurrent-prefill-decode"), *PUSH)),
+        ("push-limits", (*PUSH, ("--port 8192", "--port 8192 --prefill-engine-id p0"))),
         ("proxy-timeout", (("--request-timeout 600", "--read-timeout-ms 600000 --timeout-keep-alive 5 --timeout 0"),)),
     ],
 )  # fmt: skip

@@ -220,11 +220,21 @@ def push_limits(case: Case) -> list[Found] | None:
     for patient in case.of("decode"):
         if (patient.number("pipeline-parallel-size") or 1) > 1:
             found.append(fail(patient.name, "push does not write to a decode pipeline", "Use pull, or TP on decode."))
+    return [*found, *_engine_ids(case)]
+
+
+def _engine_ids(case: Case) -> Iterator[Found]:
+    """A push proxy tells decode who will write; some are told it when they are started."""
+    proxies = [patient.launch for patient in case.of("proxy") if patient.launch.words]
+    told = {str(name) for launch in proxies if (name := launch.flags.get("prefill-engine-id")) is not None}
+    fix = "Set engine_id in prefill's --kv-transfer-config and give the proxy the same."
     for patient in case.of("prefill"):
-        if patient.launch.transfer is not None and not patient.launch.transfer.get("engine_id"):
-            fix = "Set engine_id in --kv-transfer-config and give the proxy the same."
-            found.append(warn(patient.name, "has no fixed engine_id: a push proxy must know it beforehand", fix))
-    return found
+        own = (patient.transfer or {}).get("engine_id")
+        if told and patient.transfer is not None and own not in told:
+            evidence = f"engine_id is {own or 'new at every start'}, the proxy is told {', '.join(sorted(told))}"
+            yield fail(patient.name, f"{evidence}: decode waits for a writer that there is not", fix)
+        elif not proxies and patient.launch.transfer is not None and not own:
+            yield warn(patient.name, "has no fixed engine_id: a push proxy may have to know it beforehand", fix)
 
 
 def bidirectional(case: Case) -> list[Found]:
