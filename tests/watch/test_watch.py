@@ -56,10 +56,9 @@ async def send(client: aiohttp.ClientSession, url: str, index: int) -> None:
 
 async def watched(testbed: Running, at_once: bool) -> Frame:
     """Look, send some requests, look again."""
-    async with session() as client:
-        deployment = await discover(build("t", urls(testbed)))
-        view = Watch(deployment, 1.0)
-        look = from_servers(client, deployment, view.servers)
+    deployment = await discover(build("t", urls(testbed)))
+    view = Watch(deployment, 1.0)
+    async with session() as client, from_servers(deployment, view.servers) as look:
         await look()
         view.step(time.monotonic())
         if at_once:
@@ -155,10 +154,9 @@ def _free(port: int) -> bool:
 
 def test_a_server_that_goes_away_is_shown_as_gone(pull: Running) -> None:
     async def frames() -> Frame:
-        async with session() as client:
-            deployment = build("t", [("decode", pull.decode_urls[0]), ("prefill", "http://127.0.0.1:1")])
-            view = Watch(deployment, 1.0)
-            look = from_servers(client, deployment, view.servers)
+        deployment = build("t", [("decode", pull.decode_urls[0]), ("prefill", "http://127.0.0.1:1")])
+        view = Watch(deployment, 1.0)
+        async with from_servers(deployment, view.servers) as look:
             for _ in range(2):
                 await look()
                 frame = view.step(time.monotonic())
@@ -230,11 +228,9 @@ def test_prometheus_and_the_servers_say_the_same() -> None:
         return json.dumps({"status": "success", "data": {"resultType": "vector", "result": result}}).encode()
 
     async def by(deployment: Deployment, prometheus: str | None) -> Frame:
-        async with session() as client:
-            view = Watch(deployment, 1.0)
-            if prometheus is None:
-                look = from_servers(client, deployment, view.servers)
-            else:
+        view = Watch(deployment, 1.0)
+        async with session() as client, from_servers(deployment, view.servers) as look:
+            if prometheus is not None:
                 look = from_prometheus(client, prometheus, deployment, view.servers)
             await look()
             view.step(0.0)
@@ -286,10 +282,10 @@ def test_a_server_that_is_not_there_yet_is_learnt_of_when_it_comes() -> None:
         port = free.getsockname()[1]
 
     async def slots(meet: Any) -> list[int | None]:
-        async with session() as client:
-            urls = [("decode", here.url), ("decode", f"http://127.0.0.1:{port}")]
-            view = Watch(await discover(build("t", urls), all_there=False), 1.0)
-            look = learning(from_servers(client, view.deployment, view.servers), view)
+        urls = [("decode", here.url), ("decode", f"http://127.0.0.1:{port}")]
+        view = Watch(await discover(build("t", urls), all_there=False), 1.0)
+        async with from_servers(view.deployment, view.servers) as pages:
+            look = learning(pages, view)
             await look()
             found = [view.step(0.0).now.slots_available]
             with meet:

@@ -8,6 +8,7 @@ import signal
 import sys
 import time
 from collections.abc import Awaitable, Callable
+from contextlib import AsyncExitStack
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -89,10 +90,11 @@ async def _watch(
     watched = Watch(deployment, interval_s)
     if not watched.servers:
         raise UsageError("no server of this deployment has a metrics page.", "Give --prefill and --decode.")
-    async with session() as client:
+    async with AsyncExitStack() as stack:
         if prometheus is None:
-            look = learning(from_servers(client, deployment, watched.servers), watched)
+            look = learning(await stack.enter_async_context(from_servers(deployment, watched.servers)), watched)
         else:
+            client = await stack.enter_async_context(session())
             look = from_prometheus(client, prometheus.rstrip("/"), deployment, watched.servers)
         if once:
             await look()

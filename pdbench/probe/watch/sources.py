@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 from urllib.parse import urlencode, urlsplit
 
@@ -14,32 +15,40 @@ import aiohttp
 from pdbench.deployment import Deployment, Server
 from pdbench.errors import PdbenchError, Unreachable, UsageError
 from pdbench.probe.discover import discover
-from pdbench.probe.pages import Answer, get
-from pdbench.probe.scrape import BadPage, scrape_of
+from pdbench.probe.kept import Kept, is_plain
+from pdbench.probe.pages import Answer, get, session
+from pdbench.probe.scrape import BadPage, Page, Reader, scrape_of
 from pdbench.probe.vocabulary import UNKNOWN
 from pdbench.probe.watch.frame import Watch
 from pdbench.probe.watch.totals import Watched
 
 PAGE_S = 4.0
 
-Look = Callable[[], Awaitable[None]]  # one look at every server
+Look = Callable[[], Awaitable[Any]]  # one look at every server
 
 
-def from_servers(client: aiohttp.ClientSession, deployment: Deployment, watched: Sequence[Watched]) -> Look:
-    """Ask every server for its page."""
-    servers = {server.name: server for server in deployment.servers}
+@contextlib.asynccontextmanager
+async def from_servers(deployment: Deployment, watched: Sequence[Watched]) -> AsyncIterator[Look]:
+    """Ask every server for its page, over a connection to each that is kept where the way there is a plain one."""
+    urls = {server.name: server.metrics_url or server.url for server in deployment.servers}
+    headers = {name: deployment.credentials.headers(url) for name, url in urls.items()}
+    kept = {one.name: Kept(urls[one.name], headers[one.name]) for one in watched if is_plain(urls[one.name])}
+    readers = {one.name: Reader(deployment.engine, deployment.model) for one in watched}
 
-    async def one(seen: Watched) -> None:
-        server = servers[seen.name]
-        assert server.metrics_url is not None
-        url = server.metrics_url
-        answer = await get(client, url, deployment.credentials.headers(url), PAGE_S)
-        _take(seen, answer, deployment)
+    async def one(client: aiohttp.ClientSession, seen: Watched) -> None:
+        name = seen.name
+        if name in kept:
+            answer = await kept[name].get(PAGE_S)
+        else:
+            answer = await get(client, urls[name], headers[name], PAGE_S)
+        _take(seen, answer, readers[name].read, deployment)
 
-    async def look() -> None:
-        await asyncio.gather(*(one(seen) for seen in watched))
-
-    return look
+    async with session() as client:
+        try:
+            yield lambda: asyncio.gather(*(one(client, seen) for seen in watched))
+        finally:
+            for page in kept.values():
+                page.close()
 
 
 def learning(look: Look, view: Watch) -> Look:
@@ -54,7 +63,7 @@ def learning(look: Look, view: Watch) -> Look:
     return looked
 
 
-def _take(seen: Watched, answer: Answer, deployment: Deployment) -> None:
+def _take(seen: Watched, answer: Answer, read: Callable[[bytes], Page], deployment: Deployment) -> None:
     t_s = answer.t_ns / 1e9
     trouble = answer.failure or ("" if answer.status == 200 else f"HTTP {answer.status}")
     if not trouble and answer.html:
@@ -63,7 +72,7 @@ def _take(seen: Watched, answer: Answer, deployment: Deployment) -> None:
         seen.lost(t_s, deployment.credentials.redact(trouble))
         return
     try:
-        seen.take(t_s, scrape_of(deployment.engine)(answer.body, model=deployment.model).rows)
+        seen.take(t_s, read(answer.body).rows)
     except BadPage as bad:
         seen.lost(t_s, str(bad))
 
@@ -76,6 +85,7 @@ def from_prometheus(
     query = urlencode({"query": f'{{__name__=~"({names}|process_start_time).*",__name__!~".*(_bucket|_created)"}}'})
     place = {instance_of(server): server.name for server in deployment.servers}
     by_name = {seen.name: seen for seen in watched}
+    read = partial(scrape_of(deployment.engine), model=deployment.model)
     reached = False
 
     async def look() -> None:
@@ -94,7 +104,7 @@ def from_prometheus(
         for instance, (t_s, text) in pages.items():
             if (seen := by_name.get(place.get(instance, ""))) is not None and t_s > seen.t_s:
                 fake = Answer(None, status=200, body=text.encode(), t_ns=int(t_s * 1e9))
-                _take(seen, fake, deployment)
+                _take(seen, fake, read, deployment)
         for instance, name in place.items():
             if instance not in pages and name in by_name:
                 others = f"; it has {', '.join(sorted(unknown)[:4])}" if unknown else ""
