@@ -9,16 +9,19 @@ import os
 import pty
 import re
 import select
+import shutil
 import socket
 import subprocess
 import sys
 import time
+import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import aiohttp
 import pytest
+import yaml
 from prometheus_client.parser import text_string_to_metric_families
 from rich.console import Console
 
@@ -357,3 +360,26 @@ def test_what_is_exported_is_what_is_shown(pull: Running) -> None:
         used |= set(re.findall(r"\bpdbench_[a-z_]+", (RECIPES / file).read_text()))
     assert used and used <= set(families), used - set(families)
     json.loads((RECIPES / "grafana.json").read_text())
+
+
+def test_what_prometheus_scraped_of_a_simulation_is_called_so(
+    pull: Running, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Where the servers can be reached they say themselves what they are, and how many slots they have."""
+    with urllib.request.urlopen(f"{pull.decode_urls[0]}/metrics") as answer:
+        result = prometheus_of(answer.read().decode(), pull.decode_urls[0].removeprefix("http://"), 1000.0)
+    api = Reply(json.dumps({"status": "success", "data": {"result": result}}).encode())
+    with serving(Replay({}, otherwise=api)) as prometheus:
+        words = ["--prometheus", prometheus.url, "--once", "--interval", "200ms"]
+        assert main(["watch", "--decode", pull.decode_urls[0], *words]) == 0
+    said = capsys.readouterr().out
+    assert "SIMULATED" in said and "0/8" in said
+
+
+def test_prometheus_takes_the_alert_rules() -> None:
+    """By promtool where there is one; and never a matching of labels with a number, which it refuses."""
+    file = RECIPES / "alerts.yml"
+    rules = [rule for group in yaml.safe_load(file.read_text())["groups"] for rule in group["rules"]]
+    assert rules and not [rule for rule in rules if re.search(r"\d\s*[-+*/]\s*(ignoring|on)\b", rule["expr"])]
+    if promtool := shutil.which("promtool"):
+        assert subprocess.run([promtool, "check", "rules", file], capture_output=True).returncode == 0

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from pdbench import target_options as options
-from pdbench.errors import Unreachable, UsageError
+from pdbench.errors import PdbenchError, Unreachable, UsageError
 from pdbench.quantities import seconds
 from pdbench.recipe import TargetFlags, chosen, config_file
 
@@ -78,15 +78,17 @@ def watch(
 async def _watch(
     deployment: Deployment, interval_s: float, prometheus: str | None, export: str | None, *, once: bool, as_json: bool
 ) -> None:
+    from pdbench.probe.discover import discover
     from pdbench.probe.pages import session
     from pdbench.probe.watch.frame import Watch
     from pdbench.probe.watch.sources import from_prometheus, from_servers, learning
 
     exporter = _exporter(export)
-    if prometheus is None:
-        from pdbench.probe.discover import discover
-
+    try:
         deployment = await discover(deployment, all_there=False)
+    except PdbenchError:
+        if prometheus is None:
+            raise  # else: from here the servers may be out of reach, and what they are stays unknown
     watched = Watch(deployment, interval_s)
     if not watched.servers:
         raise UsageError("no server of this deployment has a metrics page.", "Give --prefill and --decode.")
