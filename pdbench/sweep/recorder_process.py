@@ -13,6 +13,8 @@ import json
 import os
 import signal
 import sys
+from collections.abc import Callable
+from operator import attrgetter
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -22,6 +24,7 @@ from pdbench.sweep.rows import CellContext, read_row, read_turn
 from pdbench.sweep.said import Said
 
 _NICENESS = 5  # it may lag behind the client, never push it off its core
+_values: Callable[[RequestRow], tuple[Any, ...]] = attrgetter(*RequestRow.__slots__)
 
 
 class Lines:
@@ -83,7 +86,7 @@ class CellFiles:
 
 
 def serve(source: BinaryIO, target: BinaryIO) -> None:
-    """Answer messages: ("begin", context, paths), ("answer", raw), ("end",)."""
+    """Answer messages: ("begin", context, paths), ("answers", some raw ones), ("end",)."""
 
     def reply(*message: Any) -> None:
         with contextlib.suppress(BrokenPipeError):  # the parent is gone; what it sent is still written
@@ -92,10 +95,10 @@ def serve(source: BinaryIO, target: BinaryIO) -> None:
 
     files: CellFiles | None = None
     for kind, *rest in frames(source):
-        if kind == "answer":
+        if kind == "answers":
             assert files is not None
-            row, problem, said = files.take(rest[0])
-            reply("row", tuple(getattr(row, name) for name in RequestRow.__slots__), problem, said)
+            taken = [files.take(raw) for raw in rest[0]]
+            reply("rows", [(_values(row), problem, said) for row, problem, said in taken])
             continue
         if files is not None:
             files.close()
