@@ -53,7 +53,9 @@ class Rider(Protocol):
 
 
 class Connection:
-    """`on_ready` is what to call when the socket is ready for what it is watched for. `sock` is None once it is shut.
+    """Whoever opens one looks at `failure` and `connected_ns` then; its rider hears of what happens later.
+
+    `on_ready` is what to call when the socket is ready for what it is watched for. `sock` is None once it is shut.
 
     `answers` counts what it has carried to the end, `idle_ns` is since when it waits for another request.
     """
@@ -77,7 +79,7 @@ class Connection:
 
     def __init__(self, home: Home, rider: Rider) -> None:
         self._home = home
-        self.rider: Rider | None = rider
+        self.rider: Rider | None = None
         self.sock: socket.socket | None = None
         self.failure: tuple[str, str] | None = None
         self.connected_ns: int | None = None
@@ -94,6 +96,7 @@ class Connection:
             self._fail("dns", f"{type(error).__name__}: {error}")
         else:
             self._connect()
+        self.rider = rider
 
     # Opening.
     def _connect(self) -> None:
@@ -119,7 +122,11 @@ class Connection:
                 code = error.errno or errno.EIO
             if code in (0, errno.EINPROGRESS):
                 self.sock, self.on_ready = sock, self._connected
-                self._home.watch(self, sock.fileno(), _OUT)
+                if _stands_already(sock):
+                    self._home.watch(self, sock.fileno(), _IN)
+                    self._established()
+                else:
+                    self._home.watch(self, sock.fileno(), _OUT)
                 return
             sock.close()
             if code == errno.EAGAIN and not self.tcp:  # the listener's queue is full, and nobody would wake us
@@ -147,6 +154,9 @@ class Connection:
                 self._fail("connect", os_error_words(OSError(code, os.strerror(code))))
             return
         self._home.rewatch(sock.fileno(), _IN)
+        self._established()
+
+    def _established(self) -> None:
         if self._home.tls is None:
             self._stands()
         else:
@@ -262,3 +272,12 @@ class Connection:
             return False
         self.abort() if open_still else self.shut()
         return True
+
+
+def _stands_already(sock: socket.socket) -> bool:
+    """On one host a connection often does when `connect` returns, though it says that it is under way."""
+    try:
+        sock.getpeername()
+    except OSError:
+        return False
+    return True

@@ -85,7 +85,14 @@ class Exchange:
         except ValueError as error:
             self._failure = "protocol", str(error)
         else:
-            self._connection = home.take(self)
+            self._board(home.take(self))
+
+    def _board(self, connection: Connection) -> None:
+        self._connection = connection
+        if connection.failure is not None:
+            self.failed(*connection.failure)
+        elif connection.connected_ns is not None:
+            self.stands()
 
     # What the connection tells.
     def stands(self) -> None:
@@ -123,9 +130,7 @@ class Exchange:
         if self._failure is not None:
             self.finish(*self._failure)
         elif connection is None or connection.lost:  # the server closed it while it waited
-            self._connection = self._home.take(self)
-            if self._connection.connected_ns is not None:
-                self._send(raw)
+            self._board(self._home.take(self))
         elif connection.connected_ns is not None:
             self._send(raw)
         return self._answer
@@ -230,7 +235,7 @@ class Exchange:
         if connection.answers and not self._reader.begun:
             connection.shut()
             self._rest = memoryview(b"")
-            self._connection = self._home.again(self)
+            self._board(self._home.again(self))
         else:
             self.finish("reset", text)
 

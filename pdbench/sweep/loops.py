@@ -17,9 +17,9 @@ from pdbench.sweep.health import Health
 from pdbench.sweep.recorder import Recorder
 from pdbench.sweep.sessions import Conversation
 from pdbench.sweep.stock import Stock
+from pdbench.sweep.turnstile import Turnstile
 
 _FAST_FAILURE_S = 0.1  # a closed-loop stream that fails sooner than this waits as long before it asks again
-_AT_ONCE = 8  # streams that ask in one turn of the loop, in some 1 ms; then sockets are read before the next ones
 _CONNECT_PATIENCE_S = 1.0  # a closed-loop stream's latency counts from its connection, but not from one so slow
 
 
@@ -63,7 +63,7 @@ class Flight:
         self, streams: int, most: int | None, start_ns: int, end_ns: int | None, alarm: Alarm
     ) -> None:
         """Streams that each send their next request when their last answer has ended, at most `most` until `end_ns`."""
-        taken, turnstile = 0, _Turnstile(_AT_ONCE)
+        taken, turnstile = 0, Turnstile()
         exhausted: asyncio.Future[None] = self._loop.create_future()
         if most == 0:
             exhausted.set_result(None)
@@ -205,35 +205,6 @@ class Flight:
     def _land_if_last(self) -> None:
         if not self._sending and not self._streams and not self._flying and not self._landed.done():
             self._landed.set_result(None)
-
-
-class _Turnstile:
-    """Lets so many pass in each turn of the event loop, in their order, and the loop look at its sockets in between."""
-
-    def __init__(self, at_once: int) -> None:
-        self._at_once = at_once
-        self._passing = 0
-        self._waiting: deque[asyncio.Future[None]] = deque()
-        self._loop = asyncio.get_running_loop()
-
-    async def passed(self) -> None:
-        if self._passing == 0:
-            self._loop.call_soon(self._turn)
-        if self._passing < self._at_once:
-            self._passing += 1
-        else:
-            self._waiting.append(self._loop.create_future())
-            await self._waiting[-1]
-
-    def _turn(self) -> None:
-        self._passing = 0
-        while self._waiting and self._passing < self._at_once:
-            place = self._waiting.popleft()
-            if not place.done():  # nobody waits for a cancelled one
-                place.set_result(None)
-                self._passing += 1
-        if self._passing:
-            self._loop.call_soon(self._turn)
 
 
 async def _first_of(exhausted: asyncio.Future[None], end_ns: int | None, alarm: Alarm) -> None:

@@ -32,6 +32,7 @@ from pdbench.sweep.tls import context
 
 _BATCH = 128  # sockets served before the loop may do something else, such as a send that is due
 _SAMPLE_S = 0.05
+_FAREWELLS = 32  # connections seen off in one go
 _SPARE_FDS = 16
 _LEAD_MIN_NS, _LEAD_MAX_NS = 10_000_000, 500_000_000
 
@@ -146,7 +147,7 @@ class SocketClient:
     def _sample(self) -> None:
         self.clock.sample()
         now_ns = time.monotonic_ns()
-        self._see_off(_BATCH // 4)
+        self._see_off(_FAREWELLS)
         while self._idle and not self._idle[0].usable(now_ns):
             self._idle.popleft().shut()
         self._sampler = self._loop.call_later(_SAMPLE_S, self._sample)
@@ -192,6 +193,7 @@ class SocketClient:
                 connection.rider = rider
                 return connection
             connection.shut()
+        self._see_off(2)
         self._counts["connections_opened"] += 1
         return Connection(self, rider)
 
@@ -207,7 +209,6 @@ class SocketClient:
             self._idle.append(connection)
         else:
             connection.retire()
-            self._see_off(2)
             self._retired.append(connection)
 
     def _see_off(self, most: int) -> None:
