@@ -15,7 +15,7 @@ LOOPS = pytest.mark.parametrize("new_loop", [uvloop.new_event_loop, asyncio.new_
 
 
 async def through(count: int, *, work_s: float = 0.0, cancelled: range = range(0)) -> list[tuple[int, int]]:
-    """So many tasks pass: each one's number and the turn of the loop in which it did, `work_s` of which is other work."""
+    """So many tasks pass: the number of each, and its turn of the loop. Other work takes `work_s` of a turn."""
     turnstile, loop = Turnstile(), asyncio.get_running_loop()
     passed: list[tuple[int, int]] = []
     turn = 0
