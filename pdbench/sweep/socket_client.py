@@ -30,7 +30,7 @@ from pdbench.sweep.exchange import Exchange
 from pdbench.sweep.kernel_clock import KernelClock, LagHistogram
 from pdbench.sweep.tls import context
 
-_BATCH = 128  # sockets served before the loop may do something else, such as a send that is due
+_BATCH = 32  # sockets served before the loop may do something else, such as a send that is due
 _SAMPLE_S = 0.05
 _FAREWELLS = 32  # connections seen off in one go
 _SPARE_FDS = 16
