@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 BATCH_NBYTES = 8 << 20  # of JSON lines that become one piece, which is a row group of the Parquet file
 BATCH_ROWS = 8192  # of a Parquet file that are read at a time
+PAGE_NBYTES = 64 << 10  # of a column, before it is compressed: a writer keeps some pages of each
 WRITER_PATIENCE_S = 10.0
 
 Records = list[dict[str, Any]]
@@ -146,16 +147,20 @@ def write(path: Path, schema: pyarrow.Schema, pieces: Iterable[pyarrow.Table]) -
     """Write a Parquet file, whole or not at all. Raises OSError."""
     import pyarrow.parquet as pq
 
+    pa = arrow()
     temporary = path.with_suffix(".tmp")
+    # Only texts that repeat: times never do, and a dictionary of them takes memory and makes the file larger.
+    repeating = [field.name for field in schema if pa.types.is_dictionary(field.type)]
+    kept: dict[str, Any] = {"compression": "zstd", "use_dictionary": repeating, "data_page_size": PAGE_NBYTES}
     try:
-        with pq.ParquetWriter(temporary, schema, compression="zstd") as writer:
+        with pq.ParquetWriter(temporary, schema, **kept) as writer:
             for piece in pieces:
                 if len(piece):
                     writer.write_table(piece)
         temporary.replace(path)
     finally:
         temporary.unlink(missing_ok=True)
-        arrow().default_memory_pool().release_unused()
+        pa.default_memory_pool().release_unused()
 
 
 def closed(path: Path) -> None:
