@@ -213,6 +213,11 @@ def api_key(variable: str | None, file: Path | None) -> str | None:
             key = file.read_text().strip()
         except OSError as error:
             raise UsageError(f"--api-key-file {file}: {error.strerror}.") from None
+        except UnicodeDecodeError:
+            raise UsageError(
+                f"--api-key-file {file} holds bytes that are no text.",
+                "A key file is one line of text, the key itself.",
+            ) from None
     elif variable is not None:
         if variable not in os.environ:
             raise UsageError(f"--api-key-env {variable}: this variable is not set.", f"export {variable}=...")

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from urllib.parse import quote, urlsplit
@@ -111,13 +111,13 @@ class ResponseReader:
         self.complete = False
         self.surplus = False
         self.error: str | None = None
-        self._phase = self._in_head
+        self._phase: Callable[[ResponseReader, bytes], bytes] = ResponseReader._in_head  # unbound: no cycle to collect
         self._held = b""  # a piece of a head, a size line or a trailer that is not whole yet
         self._left = 0  # bytes of the body to come, by Content-Length
         self._chunk_left = 0  # bytes of the chunk to come, with the line end after it; 0: a size line is next
 
     def feed(self, data: bytes) -> bytes:
-        return self._phase(data)
+        return self._phase(self, data)
 
     @property
     def reusable(self) -> bool:
@@ -159,12 +159,12 @@ class ResponseReader:
     def _begin(self, head: Head, rest: bytes) -> bytes:
         self.head = head
         if head.chunked:
-            self._phase = self._in_chunks
+            self._phase = ResponseReader._in_chunks
         elif head.length is None:
-            self._phase = self._until_close
+            self._phase = ResponseReader._until_close
         else:
-            self._left, self._phase = head.length, self._counted
-        return self._phase(rest)
+            self._left, self._phase = head.length, ResponseReader._counted
+        return self._phase(self, rest)
 
     def _until_close(self, data: bytes) -> bytes:
         return data
@@ -212,7 +212,7 @@ class ResponseReader:
             place = size.end()
             nbytes = int(size[1], 16)
             if nbytes == 0:
-                self._phase = self._in_trailers
+                self._phase = ResponseReader._in_trailers
                 self._in_trailers(data[place:])
                 break
             self._chunk_left = nbytes + 2

@@ -20,8 +20,9 @@ if TYPE_CHECKING:
     import pyarrow
     from numpy.typing import NDArray
 
-BATCH_NBYTES = 8 << 20  # of JSON lines that become one piece, which is a row group of the Parquet file
-BATCH_ROWS = 8192  # of a Parquet file that are read at a time
+BATCH_NBYTES = 1 << 20  # of JSON lines that are read at a time: as Python's objects they take ten times as much
+ROW_GROUP_NBYTES = 4 << 20  # of columns that become one row group of a Parquet file
+BATCH_ROWS = 2048  # of a Parquet file that are read at a time
 PAGE_NBYTES = 64 << 10  # of a column, before it is compressed: a writer keeps some pages of each
 WRITER_PATIENCE_S = 10.0
 
@@ -154,13 +155,26 @@ def write(path: Path, schema: pyarrow.Schema, pieces: Iterable[pyarrow.Table]) -
     kept: dict[str, Any] = {"compression": "zstd", "use_dictionary": repeating, "data_page_size": PAGE_NBYTES}
     try:
         with pq.ParquetWriter(temporary, schema, **kept) as writer:
-            for piece in pieces:
-                if len(piece):
-                    writer.write_table(piece)
+            for group in _groups(pieces):
+                writer.write_table(group)
         temporary.replace(path)
     finally:
         temporary.unlink(missing_ok=True)
         pa.default_memory_pool().release_unused()
+
+
+def _groups(pieces: Iterable[pyarrow.Table]) -> Iterator[pyarrow.Table]:
+    """The pieces, as many of them together as make a row group."""
+    held: list[pyarrow.Table] = []
+    nbytes = 0
+    for piece in pieces:
+        held.append(piece)
+        nbytes += piece.nbytes
+        if nbytes > ROW_GROUP_NBYTES:
+            yield arrow().concat_tables(held).unify_dictionaries()
+            held, nbytes = [], 0
+    if any(map(len, held)):
+        yield arrow().concat_tables(held).unify_dictionaries()
 
 
 def closed(path: Path) -> None:

@@ -7,6 +7,7 @@ import threading
 import time
 from pathlib import Path
 
+import pyarrow.parquet
 import pytest
 
 from pdbench.errors import StorageError, UsageError
@@ -148,6 +149,22 @@ def test_tables_larger_than_a_piece_are_whole(tmp_path: Path, monkeypatch: pytes
         == [f"1-0-{index}" for index in range(50)]
         == sorted(run.table("chunks")["request_id"], key=lambda name: int(name.rpartition("-")[2]))
     )
+
+
+def test_small_pieces_become_one_row_group_without_dictionaries_of_numbers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("pdbench.tables.BATCH_NBYTES", 2000)
+    run = Run.create(tmp_path / "run", {})
+    write_live(run, 0, 50)
+    run.seal(0, 0)
+    run.finish()
+    for table, times in (("requests", "intended_s"), ("chunks", "offset_s.list.element")):
+        metadata = pyarrow.parquet.read_metadata(run.path / f"{table}.parquet")
+        assert metadata.num_row_groups == 1 and metadata.num_rows == 50
+        group = metadata.row_group(0)
+        (column,) = (found for i in range(group.num_columns) if (found := group.column(i)).path_in_schema == times)
+        assert not column.has_dictionary_page
 
 
 def test_not_measured_stays_not_measured(tmp_path: Path) -> None:

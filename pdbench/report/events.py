@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from pdbench.run import Run
 
 EXACT_UP_TO = 5_000_000  # gaps; more of them have 4 bytes each, which is 60 ns in a second
-AT_ONCE = 1 << 14  # requests
+AT_ONCE = 1 << 16  # gaps, of whole requests: an array of them is half a megabyte
 Ints = NDArray[np.int64]
 Gaps = NDArray[Any]  # of float64 or float32
 
@@ -50,9 +50,14 @@ class Events:
         return self.gaps_s[start : start + self.count[place]]
 
     def pieces(self, places: Ints) -> Iterator[tuple[Ints, Gaps]]:
-        """The gaps of these requests, some thousand requests at a time: which, and all their gaps."""
-        for begin in range(0, len(places), AT_ONCE):
-            some = places[begin : begin + AT_ONCE]
+        """The gaps of these requests, some at a time: of which, and all their gaps."""
+        whole = np.cumsum(self.count[places])
+        begin = 0
+        while begin < len(places):
+            most = AT_ONCE + (int(whole[begin - 1]) if begin else 0)
+            until = max(begin + 1, int(np.searchsorted(whole, most, side="right")))
+            some = places[begin:until]
+            begin = until
             start, count = self.start[some], self.count[some]
             ends = np.cumsum(count)
             where = np.arange(int(ends[-1])) + np.repeat(start - (ends - count), count)

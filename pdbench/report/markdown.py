@@ -144,7 +144,8 @@ def _split(cells: Sequence[CellSummary], several: bool) -> list[str]:
         ]
         for cell in known
     ]
-    return folded("Where the mean TTFT went, ms", table(heads, rows, 1) if rows else [])
+    note = [plain(said), ""] if rows and (said := wording.queue_note(cells)) else []
+    return folded("Where the mean TTFT went, ms", [*table(heads, rows, 1), *note] if rows else [])
 
 
 def _method(summary: Summary, run: Run) -> str:

@@ -12,18 +12,21 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
 from pdbench.report.answers import Answers
 from pdbench.report.clustered import student_975
+from pdbench.report.events import Ints
 from pdbench.report.statistics import Floats
 
 MIN_GAPS = 200
-MOST_GAPS = 4_000_000
+MOST_GAPS = 1_000_000
 MIN_BLOCKS = 20
 TURNS_IN_BLOCK = 20.0  # a block is at least so many turns, and a median is one of so many gaps ...
 BLOCK_S = 0.5  # ... and so long
 OFTEN = 1 / 3  # handoffs a turn from which on the median is no quiet turn any more: then the regression alone tells
 LAGS_IN_BLOCK = 10.0  # ... and so many times the way from a handoff's start to its first token
+Sizes = NDArray[np.int32]  # of batches
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,15 +64,10 @@ def turns_of(answers: Answers, lag_s: float) -> Turns | None:
     # Of a very long cell a first part is looked at, up to where streams begin that are left out.
     kept = kept[: int(np.searchsorted(total, MOST_GAPS)) + 1]
     until = np.inf if total[-1] <= MOST_GAPS else answers.sent[kept[-1]]
-    pieces = [(gaps, ends) for _, gaps, ends in answers.events.arrivals(kept, answers.sent)]
-    gaps, ends = (np.concatenate([piece[i] for piece in pieces]).astype(np.float64) for i in range(2))
-    order = np.argsort(ends, kind="stable")
-    order = order[ends[order] <= until]
-    ends, gaps = ends[order], gaps[order]
+    ends, gaps = _by_time(answers, kept, until)
     first, last = np.sort(answers.first[kept]), np.minimum(np.sort(answers.last[kept]), until)
     first = first[first <= until]
-    batch = np.searchsorted(first, ends, side="left") - np.searchsorted(last, ends, side="left")
-    quiet, slope = _quiet(gaps, np.maximum(batch, 1))
+    quiet, slope = _quiet(gaps, _batch(ends, first, last))
     busy = _busy_s(first, last)
     alone = first[np.diff(first, prepend=-np.inf) > float(np.median(gaps))]  # what comes together comes of one turn
     blocks = _Blocks(ends, gaps, quiet, first - lag_s, first, last, lag_s)
@@ -93,16 +91,40 @@ def turns_of(answers: Answers, lag_s: float) -> Turns | None:
     )
 
 
-def _quiet(gaps: Floats, batch: Floats) -> tuple[Floats, float | None]:
+def _by_time(answers: Answers, places: Ints, until: float) -> tuple[Floats, Floats]:
+    """When the gaps of these requests end, in that order and up to `until`, and how long they are."""
+    total = int(answers.events.count[places].sum())
+    ends, gaps = np.empty(total), np.empty(total)
+    at = 0
+    for _, some, ended in answers.events.arrivals(places, answers.sent):
+        ends[at : at + len(some)], gaps[at : at + len(some)] = ended, some
+        at += len(some)
+    order = np.argsort(ends, kind="stable")
+    ends = ends[order]
+    gaps = gaps[order]
+    within = int(np.searchsorted(ends, until, side="right"))
+    return ends[:within], gaps[:within]
+
+
+def _batch(ends: Floats, first: Floats, last: Floats) -> Sizes:
+    """How many streams ran in the turn that ended then; at least the one that tells."""
+    running = np.searchsorted(first, ends, side="left").astype(np.int32)
+    running -= np.searchsorted(last, ends, side="left").astype(np.int32)
+    found: Sizes = np.maximum(running, 1, out=running)
+    return found
+
+
+def _quiet(gaps: Floats, batch: Sizes) -> tuple[Floats, float | None]:
     """For each gap the median at its batch size, on a straight line through the sizes; and the slope of that line.
 
     A turn with fewer streams takes no longer than one with more. Where it seems to, its gaps were mostly held up: full
     slots have a free one just when a handoff comes.
     """
-    sizes, place, counts = np.unique(batch, return_inverse=True, return_counts=True)
-    ordered = np.lexsort((gaps, place))
-    starts = np.concatenate(([0], np.cumsum(counts)[:-1]))
-    medians = gaps[ordered][starts + counts // 2]
+    of_size = np.bincount(batch)
+    sizes = np.flatnonzero(of_size)
+    counts = of_size[sizes]
+    together = np.split(gaps[np.argsort(batch, kind="stable")], np.cumsum(counts)[:-1])
+    medians = np.array([np.partition(some, len(some) // 2)[len(some) // 2] for some in together])
     often = np.where(counts >= TURNS_IN_BLOCK, medians, np.inf)
     medians = np.minimum(medians, np.minimum.accumulate(often[::-1])[::-1])
     rise: float | None = None
@@ -110,7 +132,9 @@ def _quiet(gaps: Floats, batch: Floats) -> tuple[Floats, float | None]:
         slope, level = np.polyfit(sizes, medians, 1, w=np.sqrt(counts))
         rise = max(0.0, float(slope))
         medians = np.maximum(level + rise * sizes, medians.min())
-    quiet: Floats = medians[place]
+    by_size = np.zeros(len(of_size))
+    by_size[sizes] = medians
+    quiet: Floats = by_size[batch]
     return quiet, rise
 
 

@@ -221,6 +221,7 @@ def sweep(
             deployments = [practice(stack, testbed, flags)] if testbed else chosen(flags, file)
             options = merged(load, file.sweep if file else {}, str(file.path) if file else "")
             plan = plan_from(options, [deployment.target for deployment in deployments])
+        signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C, before the first cell too
         run, failure = _in_event_loop(_carry_out(run, begun, deployments, plan, out, workers, ray))
     with _last_words(begun):
         _tell(run, failure, as_json=json)
@@ -270,6 +271,8 @@ async def _carry_out(
     from pdbench.sweep.start import new_run, sending
     from pdbench.sweep.warmup import warm_up
 
+    if (task := asyncio.current_task()) is not None:
+        asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
     async with sending(workers, ray, deployments) as starting:
         known = {deployment.target: await discover(deployment) for deployment in deployments}
         plan = fitted(plan, known.values())

@@ -15,6 +15,11 @@ def frame(message: Any) -> bytes:
     return HEADER.pack(len(body)) + body
 
 
+def opened(framed: bytes) -> Any:
+    """The message of one frame."""
+    return pickle.loads(memoryview(framed)[HEADER.size :])
+
+
 def frames(stream: BinaryIO) -> Iterator[Any]:
     """The messages of a stream until it ends; a frame that was cut short by the sender's death is dropped."""
     while len(head := stream.read(HEADER.size)) == HEADER.size:

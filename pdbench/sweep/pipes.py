@@ -72,9 +72,11 @@ class Child:
     def pid(self) -> int:
         return self._process.pid
 
-    def send(self, *message: Any) -> None:
-        """A pickle, and a write that does not block."""
-        self._out.write(frame(message))
+    def send(self, *message: Any) -> bytes:
+        """A pickle, and a write that does not block. Returns the frame that was sent."""
+        framed = frame(message)
+        self._out.write(framed)
+        return framed
 
     def kill(self) -> None:
         self._process.kill()

@@ -1,7 +1,7 @@
 """The parent's side of the recorder: answers go out, rows come back, and a recorder that dies is noticed.
 
 Answers that the recorder has not confirmed are kept here, so that its death loses nothing: they are written by the
-parent then.
+parent then. They are kept as they were sent: that takes a third of the memory, since the pipe has them anyway.
 """
 
 from __future__ import annotations
@@ -10,13 +10,14 @@ import asyncio
 import contextlib
 import json
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 from pdbench.errors import PdbenchError, StorageError
 from pdbench.run import RequestRow
 from pdbench.sweep.client import RawAnswer
+from pdbench.sweep.frames import opened
 from pdbench.sweep.pipes import Child
 from pdbench.sweep.recorder_process import CellFiles
 from pdbench.sweep.rows import CellContext
@@ -36,7 +37,7 @@ class Recorder:
 
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
-        self._unconfirmed: dict[int, RawAnswer] = {}
+        self._unconfirmed: dict[int, RawAnswer | bytes] = {}  # bytes: the frame in which it was sent, with others
         self._held: deque[RawAnswer] = deque()
         self._cell: tuple[CellContext, Path, Path] | None = None
         self._reply: asyncio.Future[None] | None = None
@@ -91,7 +92,8 @@ class Recorder:
             some.append(self._held.popleft())
             nreads += len(some[-1].reads) + 10
         if some and not self._gone:
-            self._child.send("answers", some)
+            framed = self._child.send("answers", some)
+            self._unconfirmed |= dict.fromkeys((raw.index for raw in some), framed)
         if self._held:
             self._loop.call_later(_PAUSE_S, self._hand_over)
 
@@ -173,7 +175,7 @@ class Recorder:
         except OSError as error:
             return f"{self.backlog} rows are lost ({error.strerror})"
         lost = 0
-        for raw in self._unconfirmed.values():
+        for raw in self.unconfirmed():
             if raw.request_id not in known:
                 row, problem, _ = files.take(raw, streamed=raw.request_id in streamed)
                 lost += problem is not None
@@ -181,6 +183,17 @@ class Recorder:
         files.close()
         self._unconfirmed.clear()
         return f"{lost} rows are lost" if lost else "its rows were saved"
+
+    def unconfirmed(self) -> Iterator[RawAnswer]:
+        """The answers that the recorder was given, or will be, and did not confirm."""
+        last, answers = b"", dict[int, RawAnswer]()
+        for index, kept in list(self._unconfirmed.items()):
+            if not isinstance(kept, bytes):
+                yield kept
+                continue
+            if kept is not last:
+                last, answers = kept, {raw.index: raw for raw in opened(kept)[1]}
+            yield answers[index]
 
     async def close(self) -> None:
         """End the process: it writes what it was given first."""

@@ -48,6 +48,29 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> tuple[Run, Any]:
     return searched(tmp_path_factory.mktemp("found") / "run", {"default": BED}, capacity(("tpot", "mean", TPOT_MS)))
 
 
+@pytest.mark.parametrize(
+    ("arrivals", "burstiness", "sent", "told"),
+    [
+        ("poisson", None, 81, "8"),  # 80 are due, 1.96 x 8.9 more or less by chance
+        ("poisson", None, 60, "8 (got 6)"),
+        ("poisson", None, 99, "8 (got 9.9)"),
+        ("gamma", 0.25, 60, "8"),  # gaps of CV 2 vary twice as much
+        ("gamma", 0.25, 40, "8 (got 4)"),
+        ("constant", None, 60, "8"),  # void as arrivals-off, not by chance
+    ],
+)
+def test_a_probe_says_its_own_rate_where_chance_took_it_far_away(
+    arrivals: str, burstiness: float | None, sent: int, told: str
+) -> None:
+    probe = {"cell": 3, "request_rate": 8.0, "requests": sent, "values": [1.0], "result": "holds", "doubt": "",
+             "overloaded": False, "deciding": True}  # fmt: skip
+    answer = {"probes": [probe], "slos": [{"metric": "tpot", "statistic": "mean", "limit": 10.0}]}
+    cells = [{"cell": 3, "sent": sent, "duration_s": 10.0}]
+    summary = {"plan": {"arrivals": arrivals, "burstiness": burstiness}, "cells": cells}
+    ((_, row),) = rows(answer, summary)
+    assert row[0] == told
+
+
 def test_the_rate_that_is_found_holds_and_a_little_more_does_not(found: tuple[Run, Any], tmp_path: Path) -> None:
     """Ordinary cells with other arrivals. TPOT hardly moves with the rate: what is less than 10 % is in its noise."""
     (answer,) = found[1]["capacity"]["answers"]

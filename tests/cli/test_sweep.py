@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import signal
+import socket
 import subprocess
 import time
 from collections.abc import Callable
@@ -14,9 +15,11 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from pdbench.deployment import build
 from pdbench.errors import Interrupted, PdbenchError, StorageError
 from pdbench.run import Run as RunDirectory
 from pdbench.sweep.command import _last_words
+from pdbench.sweep.plan import Cell, Plan
 from pdbench.testbed.launch import Running
 from pdbench.testbed.truth import read as read_truth
 from tests.cli.conftest import Ended, command, environment, roles
@@ -143,6 +146,27 @@ def test_two_signals_at_once_are_one(testbed: Bed, tmp_path: Path) -> None:
     out, err = started.communicate(timeout=30)
     assert started.returncode == 130 and "Traceback" not in err, err
     assert "sweep --resume run" in err.splitlines()[-1] and "report.html" in out
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_resume_that_is_ended_before_its_first_cell_names_its_run(tmp_path: Path, number: signal.Signals) -> None:
+    """The server takes the connection and says nothing, so discovery waits."""
+    plan = Plan((Cell(0, "default", 1.0, None, 16, 4),), num_prompts=1, duration_s=None)
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        deployment = build("default", [("colocated", f"http://127.0.0.1:{silent.getsockname()[1]}")], model="m")
+        document = {"plan": plan.document(), "deployments": [deployment.document()], "notes": []}
+        run = RunDirectory.create(tmp_path / "my run", document)
+        started = subprocess.Popen(
+            command("sweep", "--resume", "my run"),
+            cwd=tmp_path, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        )  # fmt: skip
+        silent.settimeout(60)
+        asked, _ = silent.accept()
+        with asked:
+            started.send_signal(number)
+            _, err = started.communicate(timeout=30)
+    assert started.returncode == 130 and "Traceback" not in err, err
+    assert f"pdbench sweep --resume '{run.path.name}'" in err
 
 
 @pytest.mark.parametrize("ends", [KeyboardInterrupt(), asyncio.CancelledError(), StorageError("full.", "Free space.")])

@@ -40,6 +40,17 @@ def test_a_wrong_use_is_one_sentence(
     assert hint in "".join(lines[1:])
 
 
+def test_a_key_file_that_is_no_text_is_refused_without_a_word_of_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "key"
+    file.write_bytes(b"sk-secret\xff\xfe\n")
+    assert main(["sweep", "--testbed", "pull", "--api-key-file", str(file)]) == 2
+    said = capsys.readouterr().err
+    assert f"--api-key-file {file} holds bytes that are no text." in said
+    assert "secret" not in said and "0xff" not in said and "Traceback" not in said
+
+
 @pytest.mark.parametrize(("words", "code"), [(["--help"], 0), (["sweep", "-h"], 0), (["--version"], 0), (["plan"], 2)])
 def test_help_is_no_error(words: list[str], code: int, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(words) == code

@@ -136,6 +136,8 @@ def test_void_repeats(base_void: int, new_void: int, code: str, status: str, evi
     validity = [change for _, change in found.gates if change.metric == "validity"]
     assert [change.evidence for change in validity] == ([evidence] if evidence else [])
     assert found.status == status
+    judged = {change.gate for change in validity}
+    assert judged <= ({"void"} if status == "meaningless" else {"failed", "passed", "undecided"})
 
 
 def test_a_cell_that_only_new_has_void_leaves_the_gate_open() -> None:

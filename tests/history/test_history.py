@@ -134,6 +134,17 @@ def test_what_is_missing_and_what_is_left_out_is_said(tmp_path: Path) -> None:
     assert any("not asked the same" in why for why in found.left_out)
 
 
+def test_searches_are_left_out_and_it_is_said(tmp_path: Path) -> None:
+    folder = nights(tmp_path / "runs", 12)
+    capacity = {"find": "capacity", "answers": []}
+    for night in range(14):  # more of them than of the runs that make the history
+        made = summary([cell([repeat(0, {})])], simulated=True, created_unix_s=1.79e9 + night * NIGHT)
+        written(folder, f"search-{night}", {**made, "capacity": capacity})
+    found = told(folder)
+    assert len(found.runs) == 12 and len(found.left_out) == 14
+    assert all("a search, whose rates are its own: pdbench compare" in why for why in found.left_out)
+
+
 def test_another_kind_of_deployment_is_another_history(tmp_path: Path) -> None:
     def told_as(mode: str, *roles: str) -> list[dict[str, Any]]:
         return [{"target": "default", "mode": mode, "servers": [{"role": role} for role in roles]}]

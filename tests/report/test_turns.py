@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import tracemalloc
+
 import numpy as np
 import pytest
 
@@ -101,3 +103,17 @@ def test_hiccups_that_have_nothing_to_do_with_handoffs_are_lost_time_and_no_stal
 def test_a_few_gaps_say_nothing() -> None:
     answers, _ = loop(4.0, 5, 4.0, 1)
     assert turns_of(answers, 0.0) is None
+
+
+def test_turns_take_few_bytes_a_gap(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A sweep may hold 64 bytes for each event that it keeps, and the gaps themselves are eight of them."""
+    monkeypatch.setattr("pdbench.report.events.AT_ONCE", 1000)
+    answers, _ = loop(8, 400, 60, 0)
+    gaps = int(answers.events.count.sum())
+    turns_of(answers, 0.0)  # what it imports is no part of it
+    tracemalloc.start()
+    try:
+        assert turns_of(answers, 0.0) is not None
+        assert tracemalloc.get_traced_memory()[1] < 56 * gaps
+    finally:
+        tracemalloc.stop()

@@ -16,6 +16,7 @@ from markdown_it import MarkdownIt
 
 from pdbench.cli import main
 from pdbench.report.exports import cells_frame, requests_frame
+from pdbench.report.html import render_html
 from pdbench.report.markdown import COMMENT_LIMIT, plain, render_markdown
 from pdbench.run import Run
 from tests.report_views.made_run import grid_summary, run_of
@@ -133,6 +134,16 @@ def test_markdown_says_the_verdict_the_cells_and_what_to_change(tmp_path):
     assert "**void** not-steady-state" in text and "**decode-slots**" in text and "Change first: " in text
     tables = [token for token in MarkdownIt("gfm-like", {"linkify": False}).parse(text) if token.type == "table_open"]
     assert len(tables) == 2  # the cells, and the split under its fold
+
+
+def test_markdown_says_what_a_colocated_prefill_queue_holds_where_the_page_does(tmp_path):
+    summary = grid_summary()
+    legend = "prefill queue, co-located"
+    run = run_of(tmp_path / "run", summary, requests_a_cell=2)
+    assert legend not in render_markdown(summary, run)
+    for cell in summary["cells"]:
+        cell["slots"] = {**(cell.get("slots") or {}), "role": "colocated"}
+    assert legend in render_markdown(summary, run) and legend in render_html(summary, run).lower()
 
 
 def test_what_was_not_written_here_is_text_in_markdown(tmp_path):

@@ -9,7 +9,7 @@ import resource
 import signal
 import subprocess
 import sys
-from itertools import pairwise
+from itertools import islice, pairwise
 from pathlib import Path
 
 import numpy as np
@@ -142,7 +142,7 @@ def test_a_recorder_that_dies_between_a_rows_two_files_leaves_each_of_its_chunks
         context, _, chunks = recorder._cell
         *whole, cut = (
             json.dumps({"request_id": row.request_id, "offset_s": offsets})
-            for row, offsets in (read_row(raw, context) for raw in list(recorder._unconfirmed.values())[:3])
+            for row, offsets in (read_row(raw, context) for raw in islice(recorder.unconfirmed(), 3))
         )
         with chunks.open("a") as file:
             file.write("".join(f"{line}\n" for line in whole) + cut[: len(cut) // 2])

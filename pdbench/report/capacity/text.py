@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -10,6 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from pdbench.report.capacity.slo import ATTAINED, Slo
+from pdbench.report.clustered import Z_975
 from pdbench.report.statistics import needed_for
 from pdbench.report.wording import CellSummary, Summary, clean, interval, needed_requests
 
@@ -54,15 +56,37 @@ def rows(answer: Mapping[str, Any], summary: Summary) -> Iterator[tuple[Mapping[
         values = [
             _said(slo, value, too_few(slo, probe, summary)) for slo, value in zip(slos, probe["values"], strict=True)
         ]
-        yield probe, [f"{probe['request_rate']:.3g}", f"{probe['requests']:,}", *values, result(probe)]
+        yield probe, [_rate(probe, summary), f"{probe['requests']:,}", *values, result(probe)]
+
+
+def _rate(probe: Mapping[str, Any], summary: Summary) -> str:
+    got = sent_rate(probe, summary)
+    return f"{probe['request_rate']:.3g}{'' if got is None else f' (got {got:.3g})'}"
+
+
+def sent_rate(probe: Mapping[str, Any], summary: Summary) -> float | None:
+    """Requests/s that a probe was sent, where that is further from its rate than random arrivals are in 95 % of probes;
+    else None. So many that are due on average vary by the root of their number, times the CV of the gaps."""
+    plan = summary.get("plan") or {}
+    cv = {"poisson": 1.0, "gamma": float(plan.get("burstiness") or 1.0) ** -0.5}.get(str(plan.get("arrivals")))
+    cell = _cell(probe, summary)
+    sent, duration_s = cell.get("sent"), cell.get("duration_s")
+    if cv is None or not sent or not duration_s:
+        return None
+    due = float(probe["request_rate"]) * float(duration_s)
+    return sent / float(duration_s) if abs(sent - due) > Z_975 * cv * math.sqrt(due) else None
+
+
+def _cell(probe: Mapping[str, Any], summary: Summary) -> CellSummary:
+    cells: Sequence[CellSummary] = summary.get("cells") or []
+    return next((cell for cell in cells if cell.get("cell") == probe["cell"]), {})
 
 
 def too_few(slo: Slo, probe: Mapping[str, Any], summary: Summary) -> tuple[float | None, int] | None:
     """Of a percentile that the probe has too few requests for: where its interval begins, and how many it takes."""
     if slo.metric == ATTAINED or slo.statistic == "mean":
         return None
-    cells: Sequence[CellSummary] = summary.get("cells") or []
-    cell: CellSummary = next((cell for cell in cells if cell.get("cell") == probe["cell"]), {})
+    cell = _cell(probe, summary)
     needed = needed_requests(cell, slo.statistic, slo.metric)
     if needed is None and slo.metric != "itl" and probe["requests"] < needed_for(slo.quantile):
         needed = needed_for(slo.quantile)  # a percentile that the summary does not hold

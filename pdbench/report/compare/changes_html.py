@@ -12,7 +12,7 @@ from pdbench.report.compare.strip import Scale, axis, evidence_class, interval
 from pdbench.report.markup import Child, Markup, table, tag
 from pdbench.report.wording import clean, number
 
-GATE_WORDS = {"failed": "failed", "passed": "passed", "undecided": "undecided"}
+GATE_WORDS = {"failed": "failed", "passed": "passed", "undecided": "undecided", "void": "void"}
 OPEN_ROWS = 80  # a longer table shows what tells and folds the rest
 
 

@@ -13,6 +13,7 @@ from pdbench.report.compare.refusals import Refusal, refusals, refusals_of_searc
 from pdbench.report.compare.sides import Side
 
 FAILED, PASSED, UNDECIDED, REFUSED, MEANINGLESS = "failed", "passed", "undecided", "refused", "meaningless"
+VOID = "void"  # of a gate, where nothing can be compared: it says what was seen and decides nothing
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +78,10 @@ def compare(base: Side, new: Side, rules: Rules) -> Comparison:
         cells.append(
             CellChange(cell, all_gates, tuple(seen), tuple(parts_of_change(cell)), tuple(causes(cell, base, new)))
         )
-    return Comparison(base, new, rules, tuple(cells), tuple([*without, *only]), (), differs, status_of(cells))
+    status = status_of(cells)
+    if status == MEANINGLESS:
+        cells = [replace(cell, gates=tuple(replace(change, gate=VOID) for change in cell.gates)) for cell in cells]
+    return Comparison(base, new, rules, tuple(cells), tuple([*without, *only]), (), differs, status)
 
 
 def _compare_searches(base: Side, new: Side, rules: Rules) -> Comparison:

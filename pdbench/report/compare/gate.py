@@ -90,7 +90,7 @@ class Change:
     low: float | None = None
     high: float | None = None
     evidence: str = "too few"  # improved, worse, none, too few (repeats), not measured
-    gate: str | None = None  # passed, failed, undecided; None is not gated
+    gate: str | None = None  # passed, failed, undecided, void (nothing is compared); None is not gated
     more_repeats: int | None = None  # that would decide an undecided gate; None where no sensible number would
     note: str = ""
 

@@ -58,6 +58,8 @@ def _case(suite: Xml.Element, comparison: Comparison, cell: CellChange, change: 
     if change.gate == "failed":
         failure = Xml.SubElement(case, "failure", type="regression", message=told)
         failure.text = "\n".join([told, said.method(comparison), *cell.causes])
+    elif change.gate == "void":  # the suite's error says that nothing was compared
+        Xml.SubElement(case, "skipped", message=told)
     elif change.gate == "undecided":
         Xml.SubElement(case, "skipped", message=f"{told}; {said.why_undecided(change)}")
     else:

@@ -18,7 +18,7 @@ HEADS = {
     "refused": "comparison refused",
     "meaningless": "nothing to compare",
 }
-MARKS = {"failed": "**FAIL**", "passed": "ok", "undecided": "?"}
+MARKS = {"failed": "**FAIL**", "passed": "ok", "undecided": "?", "void": "**VOID**"}
 
 
 def render_markdown(comparisons: Sequence[Comparison]) -> str:

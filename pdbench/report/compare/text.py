@@ -18,8 +18,8 @@ from pdbench.report.compare.pairs import name_of
 from pdbench.report.text import MARK_WIDTH, hanging, printed
 from pdbench.report.wording import clean, number, part_name
 
-GATE_MARK = {"failed": "FAIL", "passed": "ok", "undecided": "?"}
-GATE_STYLE = {"failed": "bold red", "passed": "green", "undecided": "yellow"}
+GATE_MARK = {"failed": "FAIL", "passed": "ok", "undecided": "?", "void": "VOID"}
+GATE_STYLE = {"failed": "bold red", "passed": "green", "undecided": "yellow", "void": "bold red"}
 ROWS_AT_MOST = 64
 SPOKEN_FACTS = 8
 EXPLAINED_CELLS = 6

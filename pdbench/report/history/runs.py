@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from pdbench.errors import UsageError
+from pdbench.report.compare.capacities import is_search
 from pdbench.report.compare.refusals import HARMLESS
 from pdbench.report.compare.sides import Side, read_side
 from pdbench.report.compare.transfers import is_transfer
@@ -61,6 +62,8 @@ def _is_run(path: Path) -> bool:
 def _unusable(side: Side) -> str:
     if is_transfer(side.summary):
         return "a run of probe-transfer"
+    if is_search(side.summary):
+        return "a search, whose rates are its own: pdbench compare tells the capacities of two searches apart"
     if not side.summary.get("created_unix_s"):
         return "it does not say when it was measured"
     return ""
