@@ -3,8 +3,8 @@
 A prefill runs in chunks, and a step that carries one carries every stream that decodes as well: each gets its token at
 the end of the step, as in vLLM v1. Such a step reads the weights once: it takes the chunk's time, or a decode step's
 where that is longer, and streams add their slope alone, which favours co-located instances. TPOT is the mean step, ITL
-p99 a percentile of the same steps, and the slots held follow from TPOT. TTFT is a wait for the prefills before and the
-chunks. (`crossover` asks about prefills in one piece, for which streams stop.)
+p99 a percentile of the same steps. A slot is held while the chunks run and while the tokens come. TTFT is a wait for a
+slot, one for the prefills before, and the chunks. (`crossover` has prefills in one piece, for which streams stop.)
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ from pdbench.littles_law.batch import Tpot
 from pdbench.littles_law.crossover import colocated_tpot_ms
 from pdbench.littles_law.queueing import poisson_waits
 from pdbench.littles_law.ratio import (
-    NO_TAIL,
     Site,
     Slo,
     Tail,
@@ -35,7 +34,9 @@ ITL_QUANTILE = 0.99
 
 @dataclass(frozen=True, slots=True)
 class Service:
-    """What a load gets from one way of using the GPUs; `share` is within TTFT and TPOT. `None` in overload."""
+    """What a load gets from one way of using the GPUs; `share` is within TTFT and TPOT. `streams` and `slots_held` are
+    means of an instance that makes tokens; co-located, a prompt that is computed holds a slot too. `None` in overload.
+    """
 
     load: float
     share: float
@@ -46,6 +47,7 @@ class Service:
     itl_p99_ms: float | None
     e2el_ms: float | None
     streams: float | None
+    slots_held: float | None
 
     def holds(self, slo: Slo) -> bool:
         if self.itl_p99_ms is None:
@@ -55,7 +57,7 @@ class Service:
 
 
 def overloaded(load: float) -> Service:
-    return Service(load, 0.0, None, None, 0.0, None, None, None, None)
+    return Service(load, 0.0, None, None, 0.0, None, None, None, None, None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,21 +104,32 @@ def colocated(workload: Workload, site: Site, slo: Slo, instances: int, chunk_to
         return overloaded(_load(qps, prompts, added, workload.out_tokens, site, site.slots))
     load = _load(qps, prompts, added, workload.out_tokens, site, steps.streams)
     beside_ms = site.tpot.slope_ms * steps.streams
-    wait = _wait(workload.qps, _spans(prompts, beside_ms), instances, site.routing)
+    spans = _spans(prompts, beside_ms)
+    wait = _wait(workload.qps, spans, instances, site.routing)
     # Streams decode as on an engine that is slower by what chunks add to its steps.
     slowed = Tpot(site.tpot.alone_ms / (1 - added), site.tpot.slope_ms / (1 - added))
     streaming = decoding(qps, workload, slowed, site.slots, 1, replace(slo, itl_ms=None))
-    if wait is None or streaming is None:
+    slot = slot_wait(qps, workload, slowed, site.slots, math.fsum(spans) / len(spans), steps.tpot_ms)
+    if wait is None or streaming is None or slot is None:
         return overloaded(load)
     least = [
         site.prefill.fixed_ms + one.chunks * (max(one.chunk_ms, site.tpot.alone_ms) + beside_ms) for one in prompts
     ]
-    ttft_ms = math.fsum(least) / len(least) + wait.mean_ms
-    share = math.fsum(1 - beyond(wait, NO_TAIL, slo.ttft_ms - base) for base in least) / len(least)
+    ttft_ms = math.fsum(least) / len(least) + wait.mean_ms + slot.mean_ms
+    share = math.fsum(1 - beyond(wait, slot, slo.ttft_ms - base) for base in least) / len(least)
     e2el_ms = ttft_ms + (workload.out_tokens - 1) * steps.tpot_ms
-    quantile = quantile_ms(least, wait, NO_TAIL, slo.share)
+    quantile = quantile_ms(least, wait, slot, slo.share)
     both = share * streaming.tpot_share
-    return Service(load, both, ttft_ms, quantile, share, steps.tpot_ms, steps.itl_p99_ms, e2el_ms, steps.streams)
+    held = steps.streams + qps * math.fsum(spans) / len(spans) / 1000
+    return Service(load, both, ttft_ms, quantile, share, steps.tpot_ms, steps.itl_p99_ms, e2el_ms, steps.streams, held)
+
+
+def slot_wait(qps: float, workload: Workload, slowed: Tpot, slots: int, span_ms: float, tpot_ms: float) -> Tail | None:
+    """The wait for one of an instance's slots, each held for the prefill (`span_ms`) and for the tokens; `None` where
+    there are too few."""
+    tokens = workload.out_tokens + span_ms / tpot_ms  # the prefill as the tokens that would come meanwhile
+    found = decoding(qps, replace(workload, out_tokens=tokens), slowed, slots, 1, Slo(math.inf, math.inf))
+    return None if found is None else found.wait
 
 
 def prompts_of(workload: Workload, site: Site, chunk_tokens: float) -> list[Prompt]:
@@ -160,7 +173,7 @@ def _load(qps: float, prompts: Sequence[Prompt], added: float, out_tokens: float
     busy = qps * math.fsum(_spans(prompts, site.tpot.slope_ms * streams)) / len(prompts) / 1000
     if added >= 1:
         return busy
-    return max(busy, qps * site.tpot.held_s(out_tokens, site.slots) / site.slots / (1 - added))
+    return max(busy, (qps * site.tpot.held_s(out_tokens, site.slots) / (1 - added) + busy) / site.slots)
 
 
 def chunks_of(tokens: float, chunk_tokens: float) -> int:
@@ -188,7 +201,9 @@ def disaggregated(workload: Workload, site: Site, slo: Slo, prefills: int, decod
     ttft_ms = least + at.prefill_wait_ms + at.slot_wait_ms
     e2el_ms = ttft_ms + (workload.out_tokens - 1) * at.tpot_ms
     streams = workload.qps / decodes * workload.out_tokens * at.tpot_ms / 1000
-    return Service(load, at.share, ttft_ms, at.ttft_ms, at.ttft_share, at.tpot_ms, at.tpot_ms, e2el_ms, streams)
+    return Service(
+        load, at.share, ttft_ms, at.ttft_ms, at.ttft_share, at.tpot_ms, at.tpot_ms, e2el_ms, streams, streams
+    )
 
 
 def colocated_highest_qps(workload: Workload, site: Site, slo: Slo, instances: int, chunk_tokens: float) -> float:

@@ -135,7 +135,8 @@ def compare_plan(sides: Sides, site: Site, chunk_tokens: float) -> Plan:
     title = f"{number(sides.workload.qps)} req/s on {sides.prefills + sides.decodes} instances"
     table = Table(title, ("", "co-located", f"P/D {sides.place}", "P/D is"), tuple(rows))
     remarks = (
-        "Co-located, a step with a chunk carries every stream too: TPOT is the mean of those steps and the others.",
+        "Co-located, a step with a chunk carries every stream too: TPOT is the mean of those steps and the others;"
+        " a prompt that is computed holds a slot, as streams do.",
         "ITL p99 of P/D is a decode step: what posting handoffs takes of decode's loop is not in it (`plan transfer`).",
         f"Less than {SAME:.0%} counts as the same. Goodput: both SLOs for {percent(sides.slo.share)} of requests.",
     )
@@ -178,6 +179,7 @@ def _rows(sides: Sides) -> list[tuple[str, str, str, str]]:
     rows.append(("goodput", f"{number(x)} req/s", f"{number(y)} req/s", higher))
     rows.append(("load", percent(a.load), percent(b.load), "-"))
     rows.append(("streams an instance", number(a.streams), number(b.streams), "-"))
+    rows.append(("slots held", number(a.slots_held), number(b.slots_held), "-"))
     return rows
 
 

@@ -17,10 +17,14 @@ from pdbench.littles_law.colocated import (
     colocated_highest_qps,
     disaggregated,
     prompts_of,
+    slot_wait,
     steps_of,
 )
 from pdbench.littles_law.costs import PrefillCost
+from pdbench.littles_law.lengths import Lengths
 from pdbench.littles_law.ratio import Site, Slo, Workload
+from pdbench.littles_law.simulate import steady_waits
+from pdbench.littles_law.waits import Waits
 
 SLO = Slo(2000, 30)
 
@@ -161,6 +165,71 @@ def test_overload_and_slots() -> None:
     full = colocated(Workload(2, (100.0,), 4000), site(0.0, slots=8), SLO, 2, 2048)
     assert full.ttft_ms is None
     assert full.load > 1
+
+
+@pytest.mark.parametrize(("slots", "prompt", "out"), [(1, 8192.0, 16), (4, 8192.0, 100), (8, 4096.0, 500)])
+def test_the_wait_for_a_slot_is_that_of_slots_held_through_the_prefill(slots: int, prompt: float, out: int) -> None:
+    """`simulate` knows nothing of prompts: c slots, each held so long, all equally."""
+    span_ms, tpot = prompt / 40, Tpot(8)
+    held_s = (span_ms + out * 8) / 1000
+    qps = 0.8 * slots / held_s
+    found = slot_wait(qps, Workload(qps, (prompt,), out), tpot, slots, span_ms, 8.0)
+    assert found is not None
+    guess = Waits(found.p, found.mean_ms / 1000 / held_s, 0.0, 0.0, 0.0)
+    truth = steady_waits(0.8 * slots, slots, 1.0, Lengths(), guess, effort=0.2).waits
+    assert found.mean_ms == pytest.approx(truth.mean_s * held_s * 1000, rel=0.1)
+    # With the time of the prefill left out the slots would seem to be less busy.
+    blind = slot_wait(qps, Workload(qps, (prompt,), out), tpot, slots, 0.0, 8.0)
+    assert blind is not None and blind.mean_ms < 0.85 * found.mean_ms
+
+
+@pytest.mark.parametrize(
+    ("qps", "tokens", "out", "rate", "tpot", "slots"),
+    [
+        (2.0, 8192, 128, 40.0, Tpot(8, 0.05), 8),
+        (4.0, 4096, 128, 273.0, Tpot(5.7, 0.2), 6),
+        (0.4, 16384, 100, 20.0, Tpot(10), 2),
+    ],
+)
+def test_slots_held_and_ttft_are_those_of_an_engine_with_few_slots(
+    qps: float, tokens: int, out: int, rate: float, tpot: Tpot, slots: int
+) -> None:
+    of, workload = Site(PrefillCost(1 / rate), tpot, slots), Workload(2 * qps, (float(tokens),), out)
+    found = colocated(workload, of, SLO, 2, 2048)
+    assert found.slots_held is not None and found.streams is not None and found.ttft_ms is not None
+    chunks = chunks_of(tokens, 2048)
+    ttft_ms, held = simulated_slots(qps, out, chunks, tokens / rate / chunks, tpot, slots, 8000)
+    assert found.slots_held == pytest.approx(held, rel=0.07)
+    assert abs(found.slots_held - held) < abs(found.streams - held), "prompts hold slots too"
+    assert 0.6 * ttft_ms < found.ttft_ms < 1.1 * ttft_ms
+
+
+def simulated_slots(
+    qps: float, out: int, chunks: int, chunk_ms: float, tpot: Tpot, slots: int, requests: int
+) -> tuple[float, float]:
+    """The same engine with so many slots, for prompts and streams together: the mean TTFT and the slots held."""
+    rng = random.Random(1)
+    now, due_ms, left, sent_ms, step, asked = 0.0, rng.expovariate(qps) * 1000, 0, 0.0, 0, 0
+    ends: list[int] = []
+    first_ms, held_ms = 0.0, 0.0
+    while asked < requests or left or ends:
+        if not left and asked < requests and due_ms <= now and len(ends) < slots:
+            left, sent_ms, asked = chunks, due_ms, asked + 1
+            due_ms += rng.expovariate(qps) * 1000
+        if not left and not ends:
+            now = due_ms
+            continue
+        took = (max(chunk_ms, tpot.alone_ms) if left else tpot.alone_ms) + tpot.slope_ms * len(ends)
+        now, step = now + took, step + 1
+        held_ms += took * (len(ends) + bool(left))
+        while ends and ends[0] == step:
+            heapq.heappop(ends)
+        if left:
+            left -= 1
+            if not left:
+                heapq.heappush(ends, step + out - 1)
+                first_ms += now - sent_ms
+    return first_ms / requests, held_ms / now
 
 
 def test_highest_rate_holds_and_a_little_more_does_not() -> None:
