@@ -75,33 +75,69 @@ Columns = Mapping[str, Any]  # of a table: numbers as float64, NaN where there i
 
 
 def columns(pieces: Iterable[pyarrow.Table], schema: pyarrow.Schema) -> Columns:
-    """A table as arrays. A column of which nothing is known takes no memory."""
-    import numpy as np
-
-    pa = arrow()
-    whole = pa.concat_tables([schema.empty_table(), *pieces])
-    found: dict[str, Any] = {}
-    for name in schema.names:
-        column = whole.column(name)
-        whole = whole.drop_columns([name])  # each is freed when it has been taken over
-        if not pa.types.is_floating(column.type) and not pa.types.is_integer(column.type):
-            found[name] = _texts(column)
-        elif column.null_count == len(column):
-            found[name] = np.broadcast_to(np.nan, len(column))
-        else:
-            found[name] = column.cast(pa.float64(), safe=False).to_numpy()
-    return found
+    """A table as arrays, piece by piece, so that it is never held twice. A column of which nothing is known takes no
+    memory."""
+    types = arrow().types
+    counted = [types.is_floating(field.type) or types.is_integer(field.type) for field in schema]
+    kept: dict[str, _Numbers | _Words] = {
+        name: _Numbers() if number else _Words() for name, number in zip(schema.names, counted, strict=True)
+    }
+    rows = 0
+    for piece in pieces:
+        for name, column in kept.items():
+            column.add(piece[name], rows)
+        rows += len(piece)
+    arrow().default_memory_pool().release_unused()
+    return {name: column.whole(rows) for name, column in kept.items()}
 
 
-def _texts(column: pyarrow.ChunkedArray) -> Texts:
-    import numpy as np
+class _Numbers:
+    """A column of numbers that grows in place."""
 
-    pa = arrow()
-    coded = column if pa.types.is_dictionary(column.type) else column.dictionary_encode()
-    chunks = coded.unify_dictionaries().chunks
-    words = np.array([*(chunks[-1].dictionary.to_pylist() if chunks else ()), None], object)
-    codes = [chunk.indices.fill_null(-1).to_numpy(zero_copy_only=False) for chunk in chunks]
-    return Texts(words, np.concatenate(codes).astype(np.int32, copy=False) if codes else np.empty(0, np.int32))
+    def __init__(self) -> None:
+        self._values: NDArray[np.float64] | None = None
+
+    def add(self, column: pyarrow.ChunkedArray, rows: int) -> None:
+        """What follows on `rows` that are known."""
+        import numpy as np
+
+        if self._values is None:
+            if column.null_count == len(column):
+                return
+            self._values = np.full(rows, np.nan)
+        self._values.resize(rows + len(column), refcheck=False)
+        self._values[rows:] = column.cast(arrow().float64(), safe=False).to_numpy()
+
+    def whole(self, rows: int) -> NDArray[np.float64]:
+        import numpy as np
+
+        return np.broadcast_to(np.nan, rows) if self._values is None else self._values
+
+
+class _Words:
+    """A column of texts that grows in place."""
+
+    def __init__(self) -> None:
+        import numpy as np
+
+        self._codes = np.empty(0, np.int32)
+        self._words: dict[str, int] = {}
+
+    def add(self, column: pyarrow.ChunkedArray, rows: int) -> None:
+        import numpy as np
+
+        coded = column if arrow().types.is_dictionary(column.type) else column.dictionary_encode()
+        self._codes.resize(rows + len(column), refcheck=False)
+        for chunk in coded.chunks:
+            known = [self._words.setdefault(word, len(self._words)) for word in chunk.dictionary.to_pylist()]
+            places = chunk.indices.fill_null(-1).to_numpy(zero_copy_only=False)
+            self._codes[rows : rows + len(places)] = np.array([*known, -1], np.int32)[places]
+            rows += len(places)
+
+    def whole(self, rows: int) -> Texts:
+        import numpy as np
+
+        return Texts(np.array([*self._words, None], object), self._codes)
 
 
 def lines(path: Path) -> Iterator[Records]:

@@ -142,18 +142,26 @@ def _unknown(n: int) -> Floats:
     return np.broadcast_to(np.nan, n)
 
 
-def _some(column: NDArray[Any], places: Ints) -> NDArray[Any]:
-    return _unknown(len(places)) if column.strides == (0,) else column[places]
+def _some(column: NDArray[Any], places: Ints | slice) -> NDArray[Any]:
+    return column[places] if isinstance(places, slice) or column.strides != (0,) else _unknown(len(places))
+
+
+def _in_a_row(places: Ints) -> Ints | slice:
+    """A slice where these places follow one another, so that nothing is copied."""
+    if len(places) and places[-1] - places[0] == len(places) - 1 and bool(np.all(np.diff(places) == 1)):
+        return slice(int(places[0]), int(places[-1]) + 1)
+    return places
 
 
 def answers_of(requests: Columns, events: Events, places: Ints) -> Answers:
     """The requests at these places of a table and of its events: those of one cell and repeat."""
     places = places[np.lexsort((requests["index"][places], requests["intended_s"][places]))]
+    some = _in_a_row(places)
     return Answers(
-        status=np.asarray(requests["status"][places], str),
-        request_class=np.asarray(requests["class"][places], str),
-        events=events.chosen(places),
-        **{field: _some(requests[name], places) for field, name in _COLUMN_OF.items()},
+        status=np.asarray(requests["status"][some], str),
+        request_class=np.asarray(requests["class"][some], str),
+        events=events.chosen(some),
+        **{field: _some(requests[name], some) for field, name in _COLUMN_OF.items()},
     )
 
 

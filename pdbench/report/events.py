@@ -41,7 +41,7 @@ class Events:
     def __len__(self) -> int:
         return len(self.start)
 
-    def chosen(self, places: Ints) -> Events:
+    def chosen(self, places: Ints | slice) -> Events:
         return Events(self.gaps_s, self.start[places], self.count[places], self.first_s[places])
 
     def gaps(self, place: int) -> Gaps:
