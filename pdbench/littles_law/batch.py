@@ -96,3 +96,35 @@ def _weights(qps: float, out_tokens: float, tpot: Tpot, slots: int) -> dict[int,
         if weight < NEGLIGIBLE:
             break
     return weights
+
+
+class Closed(NamedTuple):
+    """What a closed loop comes to: the mean wait for a slot, the rate that it makes, and the slots held."""
+
+    wait_s: float
+    rate: float
+    held: float
+
+
+def closed_loop(streams: int, elsewhere_s: float, out_tokens: float, tpot: Tpot, slots: int) -> Closed:
+    """The steady state of `streams` that each send their next request when the last is answered.
+
+    A request spends `elsewhere_s` outside decode's slots and their queue (thinking, prefill, transfer). With n requests
+    at decode (machine-repair queue): n rises at (N - n)/Z, and falls at min(n, c)/(N_tokens TPOT(min(n, c))). Exact for
+    exponential-like times; waits of answers of one length are shorter.
+    """
+    logs = [0.0]
+    for n in range(1, streams + 1):
+        busy = min(n, slots)
+        up, down = (streams - n + 1) / max(elsewhere_s, 1e-9), busy / tpot.held_s(out_tokens, busy)
+        logs.append(logs[-1] + math.log(up / down))
+    most = max(logs)
+    weights = [math.exp(value - most) for value in logs]
+    mass = math.fsum(weights)
+    here = math.fsum(n * weight for n, weight in enumerate(weights)) / mass
+    held = math.fsum(min(n, slots) * weight for n, weight in enumerate(weights)) / mass
+    rate = math.fsum(
+        min(n, slots) / tpot.held_s(out_tokens, min(n, slots)) * weight for n, weight in enumerate(weights) if n
+    )
+    rate /= mass
+    return Closed((here - held) / rate, rate, held)

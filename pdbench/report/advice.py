@@ -14,9 +14,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from pdbench.littles_law.batch import Tpot, batch_waits, running_without_limit
+from pdbench.littles_law.batch import Closed, Tpot, batch_waits, closed_loop, running_without_limit
 from pdbench.littles_law.slots import mean_wait_s
-from pdbench.report.cell import Measured
+from pdbench.report.causes.case import NOTICED_MS, NOTICED_TURNS
+from pdbench.report.causes.case import WAIT_SHARE as NAMED_SHARE
+from pdbench.report.cell import COLOCATED, Measured
 from pdbench.report.demand import Slots
 
 WAIT_SHARE = 0.10  # of the mean E2EL without the wait for a slot
@@ -42,39 +44,90 @@ def slot_advice(
 
     `prompts`: co-located, the TPOT of any batch beside its own prompts.
     """
+    limit_s = acceptable_s(cell, wait_ms)
     if loop is not None and slots.available and cell.rate is not None:
-        return _beside_held_loop(cell, slots.available, loop)
+        return _beside_held_loop(cell, slots.available, loop, limit_s)
     kv = cell.window.send_max(cell.decoder, "kv_cache_usage", average=True)
     full = "at most 1%" if kv is not None and kv < 0.01 else f"at most {kv or 0.0:.0%}"
     memory = "check KV memory first" if kv is None else f"its KV cache was {full} full"
-    if prompts is not None and slots.available and cell.rate is not None:
-        return _beside_prompts(cell, slots.available, prompts, wait_ms, memory)
-    demand, rate = slots.demand, cell.rate
-    if not demand or slots.available is None or not cell.offered:
+    if cell.streams is not None and slots.available and wait_ms is not None:
+        return _in_closed_loop(cell, slots, wait_ms, limit_s, memory)
+    tpot = prompts if prompts is not None else _growing(cell, slots)
+    if tpot is None or not slots.available or not cell.offered:
         return f"Raise --max-num-seqs on {slots.where} ({memory}), or lower the load."
-    held_s = demand / cell.offered
-    variability = _variability(cell)
-    e2el = cell.answers.mean(cell.answers.e2el_ms)
-    alone_s = max(held_s, ((e2el or 0.0) - (wait_ms or 0.0)) / 1000)
+    enough = wait_ms is not None and wait_ms <= 1000 * limit_s
+    return _slots_or_rate(cell, slots, tpot, limit_s, memory, enough)
 
-    def acceptable(load: float, count: int) -> bool:
-        wait = mean_wait_s(load, count, held_s)
-        return wait is not None and wait * variability <= WAIT_SHARE * alone_s
 
-    wanted = max(int(demand / HEADROOM) + 1, slots.available + 1)
-    while not acceptable(demand, wanted):
-        wanted += 1
-    text = f"Raise --max-num-seqs on {slots.where} to {wanted}"
-    if rate is not None:
-        most = min(demand, slots.available)
-        fits = [k / RATE_STEPS for k in range(1, RATE_STEPS) if acceptable(most * k / RATE_STEPS, slots.available)]
-        highest = _two_digits(max(fits) * most / held_s) if fits else 0.0
-        if 0 < highest < rate:
-            text += f" or lower the rate to {highest:g} req/s, where the mean wait for a slot is at most 10% of E2EL"
+def acceptable_s(cell: Measured, wait_ms: float | None) -> float:
+    """The mean wait for a slot to aim at: 10 % of what a request takes otherwise, and half of what would make it a
+    cause again, since the mean of one run is easily twice that of all."""
+    answers, pace = cell.answers, cell.turns.quiet_ms if cell.turns is not None else None
+    e2el, ttft, tpot = (answers.mean(v) or 0.0 for v in (answers.e2el_ms, answers.ttft_ms, answers.tpot_ms))
+    if wait_ms is None:
+        return WAIT_SHARE * e2el / 1000
+    named = NAMED_SHARE / 2
+    rest = max(0.0, ttft - wait_ms) * named / (1 - named)
+    noticed = min(NOTICED_MS, NOTICED_TURNS * (pace or tpot)) / 2
+    return min(WAIT_SHARE * (e2el - wait_ms), max(rest, noticed)) / 1000
+
+
+def _growing(cell: Measured, slots: Slots) -> Tpot | None:
+    """TPOT of any batch: as measured, and by how much a turn grows with each further stream, where the turns are those
+    that TPOT is made of: on a busy machine something else makes it, and the growth is not known."""
+    tokens, turns = cell.answers.mean(cell.answers.output_tokens), cell.turns
+    if not slots.demand or not cell.offered or not tokens:
+        return None
+    tpot_ms = 1000 * slots.demand / cell.offered / tokens
+    if turns is None or not turns.slope_ms or turns.quiet_ms < HEADROOM * turns.mean_ms:
+        return Tpot(tpot_ms)
+    slope_ms = turns.slope_ms / max(1, cell.servers(cell.decoder))
+    return Tpot.measured(tpot_ms, min(slope_ms, tpot_ms / turns.streams), turns.streams)
+
+
+def _in_closed_loop(cell: Measured, slots: Slots, wait_ms: float, limit_s: float, memory: str) -> str:
+    """Streams that wait for each other have no rate of their own: slots for those that are at decode, or fewer streams.
+
+    Shorter waits bring requests sooner, so that the rate rises with the slots. As many slots as streams always do.
+    """
+    streams, available = cell.streams or 0, slots.available or 0
+    where = f"--max-num-seqs on {slots.where}"
+
+    def waits(count: int, sending: int) -> bool:
+        found = closed_cell(cell, slots, wait_ms, count, sending)
+        return found is not None and found.wait_s > limit_s
+
+    servers = max(1, cell.servers(cell.decoder))
+    larger = range(available + servers, streams, servers)
+    enough = next((c for c in larger if not waits(c, streams)), max(streams, available + servers))
+    text = f"Raise {where} to {enough} for {streams} streams in closed loop"
+    if (found := closed_cell(cell, slots, wait_ms, enough, streams)) is not None:
+        text += f", of which {found.held:.1f} then hold a slot on average"
+    fits = next((n for n in range(streams - 1, 0, -1) if not waits(available, n)), 0)
+    if fits:
+        text += f"; or lower it to {fits} streams, whose mean wait for a slot is at most {1000 * limit_s:,.0f} ms"
     return f"{text} ({memory})."
 
 
-def _beside_held_loop(cell: Measured, available: int, loop: HeldLoop) -> str:
+def closed_cell(cell: Measured, slots: Slots, wait_ms: float, count: int, streams: int) -> Closed | None:
+    """What `streams` in closed loop would come to with `count` slots; `None` where the cell does not tell.
+
+    Each of several servers has its part of both.
+    """
+    tokens, turns, servers = cell.answers.mean(cell.answers.output_tokens), cell.turns, cell.servers(cell.decoder) or 1
+    tpot, e2el = cell.answers.mean(cell.answers.tpot_ms), cell.answers.mean(cell.answers.e2el_ms)
+    if not tokens or not tpot or not e2el:
+        return None
+    own_ms = cell.window.mean_ms("colocated", "prefill_s") or 0.0 if cell.decoder == COLOCATED else 0.0
+    elsewhere_s = max(0.0, e2el - wait_ms - tokens * tpot - own_ms) / 1000
+    slope = turns.slope_ms if turns is not None and turns.slope_ms else 0.0
+    batch = turns.streams / servers if turns is not None else 1.0
+    line = Tpot.measured(tpot + own_ms / tokens, slope, batch)
+    one = closed_loop(math.ceil(streams / servers), elsewhere_s, tokens, line, max(1, count // servers))
+    return Closed(one.wait_s, one.rate * servers, one.held * servers)
+
+
+def _beside_held_loop(cell: Measured, available: int, loop: HeldLoop, limit_s: float) -> str:
     """Where the loop is held, first of all what holds it; then what more slots would do, which may be nothing."""
     rate, tokens = cell.rate or 0.0, cell.answers.mean(cell.answers.output_tokens) or 1.0
     what = "posting transfers" if loop.posting else "what each handoff does there"
@@ -84,7 +137,7 @@ def _beside_held_loop(cell: Measured, available: int, loop: HeldLoop) -> str:
         f" {loop.share:.0%} of its time at this rate"
     )
     larger = range(available + 1, LARGER * available + 1)
-    fits = next((c for c in larger if _acceptable(cell, loop.tpot, rate, c)), None)
+    fits = next((c for c in larger if _acceptable(cell, loop.tpot, rate, c, limit_s)), None)
     if loop.share >= 1:
         text += ", and no number of slots carries it"
     elif fits is None or running_without_limit(rate, tokens, loop.tpot) is None:
@@ -94,45 +147,44 @@ def _beside_held_loop(cell: Measured, available: int, loop: HeldLoop) -> str:
         running = batch_waits(rate, tokens, loop.tpot, fits)
         slower = loop.tpot.at(min(fits, running.running if running is not None else fits))
         text += f"; with about {fits} slots (--max-num-seqs) the wait for one ends, at a TPOT of {slower:,.1f} ms"
-    highest = _highest(cell, loop.tpot, available)
-    return f"{text}." + (f" As it is, {highest:g} req/s have a mean wait of at most 10% of E2EL." if highest else "")
+    highest = _highest(cell, loop.tpot, available, limit_s)
+    return f"{text}." + (
+        f" As it is, {highest:g} req/s have a mean wait of at most {1000 * limit_s:,.0f} ms." if highest else ""
+    )
 
 
-def _beside_prompts(cell: Measured, available: int, tpot: Tpot, wait_ms: float | None, memory: str) -> str:
-    """Co-located: each slot more admits prompts that slow down all others, so there may be no number that is enough.
+def _slots_or_rate(cell: Measured, slots: Slots, tpot: Tpot, limit_s: float, memory: str, enough: bool) -> str:
+    """Each slot more makes the batch larger and, co-located, admits prompts that slow down all others: there may be no
+    number that is enough, and none is named where batches would grow almost without end.
 
-    No lower rate is named where the wait that was measured is acceptable already.
+    No lower rate is named where the wait that was measured is acceptable already (`enough`).
     """
-    rate, tokens = cell.rate or 0.0, cell.answers.mean(cell.answers.output_tokens) or 1.0
+    rate, tokens = cell.offered or 0.0, cell.answers.mean(cell.answers.output_tokens) or 1.0
+    available, growth = slots.available or 0, rate * tokens * tpot.slope_ms / 1000
     running = running_without_limit(rate, tokens, tpot)
     least = available + 1 if running is None else max(available + 1, int(running / HEADROOM) + 1)
-    larger = range(least, LARGER * available + 1) if running is not None else range(0)
-    fits = next((c for c in larger if _acceptable(cell, tpot, rate, c)), None)
-    e2el_ms = cell.answers.mean(cell.answers.e2el_ms) or 0.0
-    short_wait = wait_ms is not None and wait_ms <= WAIT_SHARE * (e2el_ms - wait_ms)
-    highest = 0.0 if short_wait else _highest(cell, tpot, available)
-    lower = f"ower the rate to {highest:g} req/s, where the mean wait for a slot is at most 10% of E2EL"
+    larger = range(least, LARGER * least + 1) if growth <= HEADROOM else range(0)
+    fits = next((c for c in larger if _acceptable(cell, tpot, rate, c, limit_s)), None)
+    highest = 0.0 if enough or cell.rate is None else _highest(cell, tpot, available, limit_s)
+    lower = f"ower the rate to {highest:g} req/s, where the mean wait for a slot is at most {1000 * limit_s:,.0f} ms"
     if fits is not None:
-        text = f"Raise --max-num-seqs on the server to {fits}"
+        text = f"Raise --max-num-seqs on {slots.where} to {fits}"
         return f"{text} or l{lower} ({memory})." if highest else f"{text} ({memory})."
-    why = "no number of slots carries" if running is None else f"{LARGER * available} slots would not carry"
-    why += " the asked rate, as far as these batch sizes tell: each prompt and each stream slows down all others"
-    return f"L{lower}; {why}." if highest else f"Add a server or lower the rate; {why}."
+    why = f"more slots are a risk: what streams and prompts add makes {growth:.0%} of each turn at the asked rate"
+    return f"L{lower}, or add a server; {why}." if highest else f"Add a server or lower the rate; {why}."
 
 
-def _acceptable(cell: Measured, tpot: Tpot, qps: float, count: int) -> bool:
+def _acceptable(cell: Measured, tpot: Tpot, qps: float, count: int, limit_s: float) -> bool:
     """Whether the wait for one of `count` slots is acceptable where TPOT grows with the batch."""
     tokens = cell.answers.mean(cell.answers.output_tokens) or 1.0
     batch = batch_waits(qps, tokens, tpot, count)
-    if batch is None:
-        return False
-    return batch.waits.mean_s * _variability(cell) <= WAIT_SHARE * tpot.held_s(tokens, batch.running)
+    return batch is not None and batch.waits.mean_s * _variability(cell) <= limit_s
 
 
-def _highest(cell: Measured, tpot: Tpot, available: int) -> float:
+def _highest(cell: Measured, tpot: Tpot, available: int, limit_s: float) -> float:
     """The highest rate below the asked one whose wait is acceptable as it is; 0 where there is none."""
     lower = ((cell.rate or 0.0) * k / RATE_STEPS for k in range(RATE_STEPS - 1, 0, -1))
-    return next((_two_digits(qps) for qps in lower if _acceptable(cell, tpot, qps, available)), 0.0)
+    return next((_two_digits(qps) for qps in lower if _acceptable(cell, tpot, qps, available, limit_s)), 0.0)
 
 
 def expected_wait_s(cell: Measured, demand: float, slots: int, held_s: float) -> float | None:

@@ -30,6 +30,8 @@ NOTICED_TURNS = 4.0  # a part shorter than so many tokens of the stream ...
 NOTICED_MS = 50.0  # ... and than this is not what makes a TTFT bad
 SENTENCE_TURNS = 25.0  # tokens of a sentence
 SECOND_MS = 1000.0  # after which everybody's thought breaks off, however slow the stream
+SLOWED = 0.5  # of what streams lose: then it is handoffs that slow them down
+PREEMPTED_SHARE = 0.05  # of the requests: from here on stalls may be those of requests that are computed again
 UNPACED_MS = 300.0  # a sentence where there is no stream to take its pace from
 
 Part = Callable[[Split], float | None]
@@ -161,8 +163,21 @@ class Case:
 
     @property
     def pace_ms(self) -> float | None:
-        """How fast the answer goes on once it has begun: TPOT, by which a reader takes a wait for long or short."""
-        return self.cell.answers.mean(self.cell.answers.tpot_ms)
+        """How fast the answer goes on once it has begun, by which a reader takes a wait for long or short: TPOT, or a
+        turn that nothing holds up where prompts beside, handoffs or preemptions are known to hold them up: a stream
+        that is slow for one fault would excuse the others."""
+        tpot, turns = self.cell.answers.mean(self.cell.answers.tpot_ms), self.turns
+        if tpot is None or turns is None or not turns.quiet_ms > 0:
+            return tpot
+        at_first = turns.lost_at_first
+        handoffs = at_first.low > 0 and at_first.value >= SLOWED * turns.lost.value
+        return min(tpot, turns.quiet_ms) if self.colocated or self.preempted or handoffs else tpot
+
+    @property
+    def preempted(self) -> bool:
+        """Whether decode often computes requests again that it put back: that holds its loop when handoffs come."""
+        put_back = self.cell.window.delta("decode", "preemptions") or 0.0
+        return put_back > PREEMPTED_SHARE * self.cell.answers.count("ok")
 
     @property
     def colocated(self) -> bool:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from pdbench.report.advice import slot_advice
+from pdbench.report.advice import closed_cell, slot_advice
 from pdbench.report.causes.case import Case, Cause, Part, Taken
+from pdbench.report.causes.idle_slots import waits_for_a_look, waits_for_a_slot
 from pdbench.report.causes.loop import beside_prompts, held_loop, only_for_stalls, stall_text
 from pdbench.report.causes.posting import turn_met_ms, wait_to_post
 from pdbench.report.split import Split
@@ -17,13 +18,18 @@ def decode_slots(case: Case) -> Iterator[tuple[Cause, Taken | None]]:
     cell, slots = case.cell, case.slots
     if not slots.reached:
         return
-    taken = case.taken("slots", lambda split: split.for_slots)
-    if not (taken is not None and taken.is_wait()) and not slots.overload():
+    taken, closed = case.taken("slots", waits_for_a_slot(case)), cell.streams is not None
+    beyond = slots.overload() and not (closed and taken is not None)  # closed, the rate is what the slots let through
+    if not (taken is not None and taken.is_wait()) and not beyond:
         return
     if only_for_stalls(case):
         return
     numbers = []
-    if slots.demand is not None and slots.available is not None:
+    if closed and slots.held is not None and slots.available is not None:
+        numbers.append(
+            f"{cell.streams} streams in closed loop hold {slots.held:.1f} of {slots.available} slots on average"
+        )
+    elif slots.demand is not None and slots.available is not None:
         numbers.append(f"the load needs {slots.wanted_text()} ({slots.source})")
     running = cell.window.send_max(cell.decoder, "running")
     waiting = cell.window.send_mean(cell.decoder, "waiting")
@@ -37,6 +43,13 @@ def decode_slots(case: Case) -> Iterator[tuple[Cause, Taken | None]]:
         numbers.append(stall)
     advice = slot_advice(cell, slots, None if taken is None else taken.ms, held_loop(case), beside_prompts(case))
     confirm = "With more slots, waiting falls to 0 at the same rate."
+    if closed:
+        confirm = "With more slots the same streams wait for none, and their rate rises."
+        if taken is not None and (then := closed_cell(cell, slots, taken.ms, cell.streams or 0, cell.streams or 0)):
+            confirm = (
+                f"With a slot for each of the {cell.streams} streams none waits, and they make about {then.rate:.2g}"
+                f" instead of {cell.achieved or 0.0:.2g} req/s."
+            )
     yield case.named("decode-slots", taken, numbers, advice, confirm)
 
 
@@ -74,12 +87,13 @@ def decode_kv_pool(case: Case) -> Iterator[tuple[Cause, Taken | None]]:
 
 
 def noticed_late(case: Case) -> Part:
-    """What KV that has arrived waits beyond a turn of the loop and the posts that others make first."""
-    expected, thread = turn_met_ms(case), wait_to_post(case)
+    """What KV that has arrived waits beyond a turn of the loop and the posts that others make first, and what others
+    wait behind it for slots that stand empty meanwhile."""
+    expected, thread, behind = turn_met_ms(case), wait_to_post(case), waits_for_a_look(case)
 
     def late(split: Split) -> float | None:
         poll = split.parts.get("poll")
-        return None if poll is None else max(0.0, poll - expected - thread(split))
+        return None if poll is None else max(0.0, poll - expected - thread(split)) + (behind(split) or 0.0)
 
     return late
 
@@ -94,6 +108,8 @@ def completion_polling(case: Case) -> Iterator[tuple[Cause, Taken | None]]:
         f" {expected:,.1f} ms",
         f"the rest takes {case.of_ttft(taken.ms)} while slots are free",
     ]
+    if (behind := waits_for_a_look(case)(case.split)) is not None and behind > 0:
+        numbers.append(f"{behind:,.0f} ms of it in the queue for slots, some of which are empty until the next look")
     yield case.named(
         "completion-polling",
         taken,

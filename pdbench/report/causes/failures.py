@@ -12,7 +12,7 @@ import numpy as np
 
 from pdbench.report.causes.case import Cause
 from pdbench.report.cell import COLOCATED, Measured
-from pdbench.report.finding import Finding
+from pdbench.report.finding import VOID, Finding
 from pdbench.report.split import decode_recomputed, recomputed
 
 FAILED_SHARE = 0.05  # of the requests asked, as for the validity code failed-requests
@@ -28,11 +28,9 @@ def failed_share(cell: Measured) -> float:
 
 def kv_expired(cell: Measured, findings: Sequence[Finding]) -> Iterator[Cause]:
     """Prefill gave KV away before decode had read it; only prefill's counters tell."""
-    found = next((f for f in findings if f.code == "kv-expired"), None)
-    used = cell.window.delta(None, "nixl_used_after_expiry") or 0
-    expired = cell.window.delta(None, "nixl_kv_expired") or 0
-    if found is None or (not used and expired <= cell.answers.count("rejected")):
-        return  # nobody came for the KV of requests that decode turned away
+    found = next((f for f in findings if f.code == "kv-expired" and f.severity == VOID), None)
+    if found is None:
+        return
     waited = cell.window.mean_s("decode", "queue_s")
     late = "" if waited is None else f"; decode's queue is {waited:,.1f} s long on average"
     push = " Push cannot renew leases." if cell.mode == "push" else ""

@@ -12,6 +12,7 @@ from pdbench.littles_law.batch import Tpot
 from pdbench.littles_law.slots import implied_stall_s
 from pdbench.report.advice import HeldLoop, expected_wait_s
 from pdbench.report.causes.case import NOTICED_TURNS, WAIT_SHARE, Case, Cause, Part, Taken
+from pdbench.report.causes.first_turns import stall_together_ms
 from pdbench.report.grid import through_origin
 from pdbench.report.split import Split
 from pdbench.report.turns import Estimate, Turns
@@ -20,7 +21,6 @@ LOOP_SHARE = 0.10  # of decode's time that handoffs may hold it: TPOT is then 11
 SURE_LOOP_SHARE = 0.05  # the lower end of its interval
 SEEN = 0.1  # of the time that posting would take from streams on their loop: below, it is not there
 EXPLAINS = 0.5  # of the time lost: what handoffs must account for to be its cause
-PREEMPTED_SHARE = 0.05  # of the handoffs: from here on stalls may be those of requests that are computed again
 MIN_RISE = 0.15  # TPOT above the low-load one before a stall per admission is worth a word
 
 
@@ -39,7 +39,7 @@ def held(case: Case) -> Estimate | None:
         return None
     if posts_on_loop(case):
         return _by_posts(case, turns)
-    if preempted(case):
+    if case.preempted:
         return None
     if (direct := turns.lost_at_first).low > 0 and direct.value >= EXPLAINS * turns.lost.value:
         return Estimate(turns.lost.value, max(turns.lost.low, direct.low), max(turns.lost.high, direct.high))
@@ -58,12 +58,6 @@ def _by_posts(case: Case, turns: Turns) -> Estimate:
         return lost
     reach = lost.value * 1.96 / posts**0.5
     return Estimate(lost.value, max(lost.low, lost.value - reach), min(lost.high, lost.value + reach))
-
-
-def preempted(case: Case) -> bool:
-    """Whether decode often computes requests again that it put back: that holds its loop just when handoffs come."""
-    put_back = case.cell.window.delta("decode", "preemptions") or 0.0
-    return put_back > PREEMPTED_SHARE * case.cell.answers.count("ok")
 
 
 def posted_share(case: Case) -> float:
@@ -113,35 +107,22 @@ def before_answers(case: Case, turns: Turns) -> Part:
 
 
 def engine_loop_blocking(case: Case) -> Iterator[tuple[Cause, Taken | None]]:
-    """Handoffs take a tenth of the loop, or posting takes half of a TTFT and holds the loop meanwhile."""
+    """Handoffs take a tenth of the loop, or much of their own TTFT and hold the loop meanwhile."""
     loop, turns = held(case), case.turns
-    if loop is None or turns is None:
+    if turns is None or case.colocated:
         return
     taken = case.taken("post", post) if posts_on_loop(case) else case.taken("first step", own_stall(turns))
-    much = loop.value >= LOOP_SHARE and loop.low >= SURE_LOOP_SHARE
+    together = None if posts_on_loop(case) else stall_together_ms(case)
+    much = loop is not None and loop.value >= LOOP_SHARE and loop.low >= SURE_LOOP_SHARE
     if much and lost_turns(case, turns) < NOTICED_TURNS:  # answers too short to lose much: what then comes before them?
         felt = [case.taken("loop", before_answers(case, turns))]
         felt += [case.taken("slots", lambda split: split.for_slots)] if case.slots.reached else []
+        felt += [case.taken("pool", lambda split: split.for_blocks)]  # blocks are held for longer as slots are
         taken = next((found for found in felt if found is not None and found.is_wait()), None)
         much = taken is not None
-    if not much and not (posts_on_loop(case) and taken is not None and taken.is_work()):
+    if not much and not holds_itself(case, loop, together, taken):
         return
-    numbers = [
-        f"{loop.value:.0%} of decode's time ({loop.low:.0%} to {loop.high:.0%}) is lost in turns that handoffs hold up:"
-        f" TPOT is {turns.mean_ms:.1f} ms, {turns.quiet_ms:.1f} ms in the turns between"
-    ]
-    if posts_on_loop(case):
-        numbers.append(
-            f"posting takes {case.split.get('post'):,.0f} ms a request on the loop,"
-            f" {min(1.0, posted_share(case)):.0%} of the time in which streams run"
-        )
-    else:
-        if (stall := turns.stall_ms) is not None and stall.low > 0:
-            numbers.append(f"a handoff holds it for {stall.value:,.0f} ms ({stall.low:,.0f} to {stall.high:,.0f})")
-        else:
-            numbers.append(f"{turns.lost_at_first.value:.0%} in turns that end with another stream's first token")
-        if case.pull and "post" in case.split.parts:
-            numbers.append(f"NIXL's post time is {case.split.get('post'):,.0f} ms: something else holds it")
+    numbers = _numbers(case, turns, loop, together)
     slots = case.taken("slots", lambda split: split.for_slots) if case.slots.reached else None
     if slots is not None and slots.is_wait() and only_for_stalls(case):
         numbers.append(
@@ -162,6 +143,50 @@ def engine_loop_blocking(case: Case) -> Iterator[tuple[Cause, Taken | None]]:
         advice + ".",
         "TPOT at the same batch falls when handoffs stop: stream long answers without new arrivals.",
     )
+
+
+def _numbers(case: Case, turns: Turns, loop: Estimate | None, together: Estimate | None) -> list[str]:
+    """What streams lose, and what each handoff holds the loop for."""
+    numbers = []
+    if loop is not None:
+        numbers.append(
+            f"{loop.value:.0%} of decode's time ({loop.low:.0%} to {loop.high:.0%}) is lost in turns that handoffs hold"
+            f" up: TPOT is {turns.mean_ms:.1f} ms, {turns.quiet_ms:.1f} ms in the turns between"
+        )
+    if posts_on_loop(case):
+        numbers.append(
+            f"posting takes {case.split.get('post'):,.0f} ms a request on the loop,"
+            f" {min(1.0, posted_share(case)):.0%} of the time in which streams run"
+        )
+        return numbers
+    if together is not None and together.low > 0:
+        numbers.append(
+            f"handoffs that come to one turn hold each other: for every one of them the first step of all is"
+            f" {together.value:,.0f} ms longer ({together.low:,.0f} to {together.high:,.0f})"
+        )
+    elif (stall := turns.stall_ms) is not None and stall.low > 0:
+        numbers.append(f"a handoff holds it for {stall.value:,.0f} ms ({stall.low:,.0f} to {stall.high:,.0f})")
+    else:
+        numbers.append(f"{turns.lost_at_first.value:.0%} in turns that end with another stream's first token")
+    if case.pull and "post" in case.split.parts:
+        numbers.append(f"NIXL's post time is {case.split.get('post'):,.0f} ms: something else holds it")
+    return numbers
+
+
+def holds_itself(case: Case, loop: Estimate | None, together: Estimate | None, taken: Taken | None) -> bool:
+    """Whether what a handoff holds the loop for is much of its own TTFT, however few there are: at a low rate they take
+    little of the loop's time. That they hold it, streams beside them must show, or the others of their turn."""
+    turns = case.turns
+    if turns is None or taken is None:
+        return False
+    if posts_on_loop(case):
+        return taken.is_work()
+    if not taken.is_wait():
+        return False
+    if together is not None and together.low > 0 and together.value >= EXPLAINS * turns.first_turns * taken.ms:
+        return True
+    seconds = turns.handoffs_s * taken.ms / 1000 / max(1, case.cell.servers("decode"))
+    return loop is not None and loop.low > 0 and loop.value >= SEEN * min(1.0, seconds)
 
 
 def only_for_stalls(case: Case) -> bool:

@@ -33,7 +33,8 @@ def turn_met_ms(case: Case) -> float:
         return 2 * turns.mean_ms + posts_met_ms(case)
     busy = min(1.0, turns.busy_s / cell.send_s) if cell.send_s > 0 else 1.0
     first_s = (case.split.get("first_step") + (case.split.get("post") if case.pull else 0.0)) / 1000
-    met = busy * turns.met_ms + (1 - busy) * 1000 * (cell.offered or 0.0) * turns.first_turns * first_s**2
+    each_s = (cell.offered or 0.0) / max(1, cell.servers("decode"))
+    met = busy * turns.met_ms + (1 - busy) * 1000 * each_s * turns.first_turns * first_s**2
     if case.pull:  # what lands after the turn that posted it may meet the whole of another post
         return met + turns.mean_ms + posts_met_ms(case)
     return met / 2 + turns.mean_ms

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from pdbench.report.causes.case import SENTENCE_TURNS, Case, Cause, Taken
+from pdbench.report.causes.case import Case, Cause, Taken
 from pdbench.report.cell import COLOCATED
 from pdbench.report.prefix import PREFIX_WARN_SHARE, prefix_hits
 from pdbench.report.split import Split
@@ -66,12 +66,9 @@ def pinned(case: Case) -> bool:
 
 
 def prefill_compute(case: Case) -> Iterator[tuple[Cause, Taken | None]]:
-    """Computing the prompt takes most of TTFT, and longer than a sentence of the answer: one at the pace of the turns
-    between prompts and handoffs, since a TPOT that these make slow would excuse them."""
-    taken, turns = case.taken("prefill", compute), case.turns
-    if taken is None or not taken.is_work():
-        return
-    if not taken.is_long and (turns is None or taken.ms < SENTENCE_TURNS * turns.quiet_ms):
+    """Computing the prompt takes most of TTFT, and longer than a sentence of the answer."""
+    taken = case.taken("prefill", compute)
+    if taken is None or not taken.is_work() or not taken.is_long:
         return
     yield case.named(
         "prefill-compute",
