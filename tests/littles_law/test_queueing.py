@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pdbench.littles_law.batch import Tpot, batch_waits, running_without_limit
+from pdbench.littles_law.batch import Tpot, batch_waits, closed_loop, running_without_limit
 from pdbench.littles_law.fixed_length import fixed_length_waits
 from pdbench.littles_law.incomplete_gamma import lower, upper
 from pdbench.littles_law.queueing import bursty_waits, cosmetatos_mean, exponential_waits, poisson_waits
@@ -126,6 +126,19 @@ def test_without_a_slope_the_batch_chain_is_erlang(rho: float, slots: int) -> No
     found = batch_waits(slots * rho, 1000, Tpot(1.0), slots)
     assert found is not None
     assert found.waits.p_wait == pytest.approx(erlang_c(slots * rho, slots), rel=1e-9, abs=1e-25)
+
+
+@pytest.mark.parametrize("elsewhere_s", [0.2, 1.0, 5.0])
+def test_closed_loop(elsewhere_s: float) -> None:
+    """With a slot for each stream nobody waits; two streams and one slot are a chain of three states, by hand."""
+    tpot, tokens, held_s = Tpot(10.0), 50, 0.5
+    free = closed_loop(6, elsewhere_s, tokens, tpot, 6)
+    assert free.wait_s == pytest.approx(0.0, abs=1e-9) and free.rate == pytest.approx(6 / (elsewhere_s + held_s))
+    ratio = held_s / elsewhere_s
+    chances = [1 / (1 + 2 * ratio + 2 * ratio**2) * weight for weight in (1, 2 * ratio, 2 * ratio**2)]
+    one = closed_loop(2, elsewhere_s, tokens, tpot, 1)
+    assert one.rate == pytest.approx((1 - chances[0]) / held_s) and one.held == pytest.approx(1 - chances[0])
+    assert one.wait_s == pytest.approx(chances[2] / one.rate)
 
 
 @given(rho=rhos, slots=counts, cs=st.floats(0, 3), factor=st.floats(1.001, 1.5))

@@ -43,3 +43,4 @@ def test_the_slots_and_the_rate_that_are_advised_hold_a_steady_cell(tmp_path: Pa
         assert [flag for flag in followed["validity"] if flag["severity"] == "void"] == [], followed["verdict"]
         waited = followed["ttft_split_ms"]["prefill_queue"]
         assert waited < 0.3 * (followed["mean_e2el_ms"] - waited), followed["verdict"]  # 10 % on average over runs
+        assert "decode-slots" not in [cause["cause"] for cause in followed["diagnosis"]], "advice that asks for more"

@@ -55,3 +55,12 @@ def test_kv_that_was_given_away_before_it_was_read(tmp_path: Path) -> None:
     found = cell(tmp_path, settings, output_len=64, duration_s=6.0, timeout_s=20.0)
     assert "kv-expired" in [c["cause"] for c in found["diagnosis"]]
     assert any(v["code"] == "kv-expired" and v["severity"] == "void" for v in found["validity"])
+
+
+def test_kv_of_requests_that_decode_turned_away_expires_and_voids_nothing(tmp_path: Path) -> None:
+    """In pull prefill is done when decode says no: nobody comes for that KV, and every answer is from its own."""
+    full = Settings(max_num_seqs=2, max_num_queued_reqs=1, lease_s=2.0)
+    found = cell(tmp_path, full, rates=[6], output_len=96, duration_s=15.0)
+    (flag,) = (v for v in found["validity"] if v["code"] == "kv-expired")
+    assert flag["severity"] == "warn" and found["rejected"] > 0
+    assert "kv-expired" not in [c["cause"] for c in found["diagnosis"]]

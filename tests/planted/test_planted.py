@@ -53,6 +53,23 @@ def test_late_notices_beside_something_that_takes_as_long(tmp_path: Path, mode: 
     assert set(found) <= {"completion-polling", "engine-loop-blocking", "not-distinguishable"}
 
 
+SHORT = {"step_base_ms": 8.0, "prefill_ms_per_token": 0.005, "post_fixed_ms": 1.0, "post_ms_per_token": 0.0005}
+SHORT_ANSWERS = Geometry("answers of 8 tokens", prompt=1000, output=8, use=0.05, settings=SHORT)
+
+
+def test_a_held_loop_shows_in_first_tokens_that_come_together(tmp_path: Path) -> None:
+    """Late looks bring several handoffs to one turn, and their streams have ended before the next: none stands still."""
+    pair = ("completion-polling", "engine-loop-blocking")
+    assert set(causes(tmp_path, planted(SHORT_ANSWERS, "push", pair, MILD))) == set(pair)
+
+
+def test_a_pool_that_is_full_because_handoffs_hold_the_loop(tmp_path: Path) -> None:
+    """Each answer loses few turns, and its blocks are held half as long again."""
+    pair = ("decode-kv-pool", "engine-loop-blocking")
+    plant = replace(planted(SHORT_ANSWERS, "pull", pair, STRONG), duration_s=20.0)
+    assert set(causes(tmp_path, plant)) == set(pair)
+
+
 def test_a_pool_that_preempts_is_not_blamed_on_handoffs(tmp_path: Path) -> None:
     plant = replace(planted(GEOMETRIES[1], "pull", ("decode-kv-pool",), STRONG), duration_s=20.0)
     assert causes(tmp_path, plant) == ["decode-kv-pool"]
