@@ -58,7 +58,7 @@ SHORT_ANSWERS = Geometry("answers of 8 tokens", prompt=1000, output=8, use=0.05,
 
 
 def test_a_held_loop_shows_in_first_tokens_that_come_together(tmp_path: Path) -> None:
-    """Late looks bring several handoffs to one turn, and their streams have ended before the next: none stands still."""
+    """Late looks bring several handoffs to one turn, and their streams end before the next: none stands still."""
     pair = ("completion-polling", "engine-loop-blocking")
     assert set(causes(tmp_path, planted(SHORT_ANSWERS, "push", pair, MILD))) == set(pair)
 
