@@ -66,7 +66,7 @@ def test_a_held_loop_shows_in_first_tokens_that_come_together(tmp_path: Path) ->
 def test_a_pool_that_is_full_because_handoffs_hold_the_loop(tmp_path: Path) -> None:
     """Each answer loses few turns, and its blocks are held half as long again."""
     pair = ("decode-kv-pool", "engine-loop-blocking")
-    plant = replace(planted(SHORT_ANSWERS, "pull", pair, STRONG), duration_s=20.0)
+    plant = replace(planted(SHORT_ANSWERS, "pull", pair, STRONG), duration_s=8.0)
     assert set(causes(tmp_path, plant)) == set(pair)
 
 
