@@ -78,7 +78,7 @@ class _Found:
 
 @cache
 def _meanings(engine: str | None, edge: bool) -> Mapping[bytes, tuple[_Meaning, ...]]:
-    """Every sample name worth reading: as the engine writes it, and as Ray does (`:` becomes `_`, `ray_` before it)."""
+    """Every sample name worth reading: as the engine writes it, and as Ray does (with `ray_`, or `_` for `:`)."""
     found: dict[bytes, tuple[_Meaning, ...]] = {}
     for vocabulary in vocabularies(engine):
         for series in vocabulary.series:
@@ -87,7 +87,7 @@ def _meanings(engine: str | None, edge: bool) -> Mapping[bytes, tuple[_Meaning, 
             for age, family in enumerate(series.names):
                 flat = family.replace(":", "_")
                 for suffix, kind in _suffixes(series.kind, edge).items():
-                    for name in {family, flat, f"ray_{flat}"}:
+                    for name in {family, flat, f"ray_{flat}", f"ray_{family}"}:
                         key = (name + suffix).encode()
                         found[key] = (*found.get(key, ()), _Meaning(vocabulary, series, kind, age))
     return found

@@ -54,6 +54,10 @@ VLLM = Vocabulary(
         histogram("store_operation_s", "vllm:mooncake_store_operation_time_seconds"),
         counter("store_nbytes", "vllm:mooncake_store_bytes"),
         counter("store_failed_keys", "vllm:mooncake_store_failed_keys"),
+        counter("lmcache_requested_tokens", "lmcache:num_requested_tokens"),  # LMCache's own, on the same page
+        counter("lmcache_hit_tokens", "lmcache:num_hit_tokens"),
+        histogram("lmcache_retrieve_s", "lmcache:time_to_retrieve"),
+        histogram("lmcache_store_s", "lmcache:time_to_store"),
         histogram("hf3fs_load_s", "vllm:hf3fs_load_duration_seconds"),
         histogram("hf3fs_save_s", "vllm:hf3fs_save_duration_seconds"),
         Series("params_n", "histogram", ("vllm:request_params_n",), edge_only=True),
