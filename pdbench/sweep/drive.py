@@ -79,6 +79,12 @@ def rendered(deployment: Deployment, plan: Plan, id_prefix: str) -> AskRequest:
     return lambda index, asked, prompt: ask[index % len(ask)](index, asked, prompt)
 
 
+def rendered_alone(deployment: Deployment, plan: Plan, id_prefix: str) -> AskRequest:
+    """The same where nothing comes after: one answer is all that is expected, however many tokens are asked for."""
+    ask = rendered(deployment, plan, id_prefix)
+    return lambda index, asked, prompt: replace(ask(index, asked, prompt), output_len=1)
+
+
 def _sglang_meeting(prefill: Server, request_id: str) -> bytes:
     """SGLang's prefill and decode find each other by a room number."""
     host, port = meeting_place(prefill)
@@ -152,6 +158,6 @@ def _open_decodes(deployment: Deployment, connections: str) -> AbstractAsyncCont
 
 
 DRIVES: dict[str, Drive] = {"proxy": through_proxy, "two-hop": two_hop, "sidecar": through_sidecar}
-DRIVES |= {"render": rendered, "render-only": rendered}
+DRIVES |= {"render": rendered, "render-only": rendered_alone}
 OPENS: dict[str, OpenDrive] = {"proxy": _open_entry, "two-hop": open_hops, "sidecar": _open_decodes}
 OPENS |= {"render": open_four_hops, "render-only": open_rendering}

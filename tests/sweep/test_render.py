@@ -78,6 +78,22 @@ def test_the_render_tier_alone(tmp_path: Path) -> None:
 
 
 @pytest.mark.alone
+def test_a_rate_that_the_render_tier_sustains_is_valid(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A rendered prompt is a whole answer, although 128 tokens are asked for; beside the other drives too."""
+    out = tmp_path / "run"
+    with running(SLOW.on_free_ports()) as testbed:
+        words = ["--prefill", testbed.prefill_urls[0], "--decode", testbed.decode_urls[0], "--mode", "pull"]
+        words += ["--render", testbed.decode_urls[0].replace("127.0.0.1", "localhost"), "--drive", "render-only,render"]
+        words += ["--rates", "4", "--prompt-lens", str(PROMPT), "--num-prompts", "24", "--arrivals", "constant"]
+        code = main(["sweep", *words, "--out", str(out)])
+    assert code == 0, capsys.readouterr().err
+    cells = json.loads((out / "summary.json").read_text())["cells"]
+    assert [cell["drive"] for cell in cells] == ["render-only", "render"]
+    assert not [flag for cell in cells for flag in cell["validity"] if flag["code"] == "token-mismatch"]
+    assert RENDER_MS <= cells[0]["mean_ttft_ms"] < 3 * RENDER_MS
+
+
+@pytest.mark.alone
 def test_what_the_render_tier_sustains(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """One core of 20 ms a request makes at most 49 a second, however many are asked for, and the cell is void."""
     out = tmp_path / "run"
