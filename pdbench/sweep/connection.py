@@ -122,11 +122,7 @@ class Connection:
                 code = error.errno or errno.EIO
             if code in (0, errno.EINPROGRESS):
                 self.sock, self.on_ready = sock, self._connected
-                if _stands_already(sock):
-                    self._home.watch(self, sock.fileno(), _IN)
-                    self._established()
-                else:
-                    self._home.watch(self, sock.fileno(), _OUT)
+                self._home.watch(self, sock.fileno(), _OUT)
                 return
             sock.close()
             if code == errno.EAGAIN and not self.tcp:  # the listener's queue is full, and nobody would wake us
@@ -154,9 +150,6 @@ class Connection:
                 self._fail("connect", os_error_words(OSError(code, os.strerror(code))))
             return
         self._home.rewatch(sock.fileno(), _IN)
-        self._established()
-
-    def _established(self) -> None:
         if self._home.tls is None:
             self._stands()
         else:
@@ -272,12 +265,3 @@ class Connection:
             return False
         self.abort() if open_still else self.shut()
         return True
-
-
-def _stands_already(sock: socket.socket) -> bool:
-    """On one host a connection often does when `connect` returns, though it says that it is under way."""
-    try:
-        sock.getpeername()
-    except OSError:
-        return False
-    return True

@@ -62,8 +62,10 @@ class Flight:
     async def closed_loop(
         self, streams: int, most: int | None, start_ns: int, end_ns: int | None, alarm: Alarm
     ) -> None:
-        """Streams that each send their next request when their last answer has ended, at most `most` until `end_ns`."""
-        taken, turnstile = 0, Turnstile()
+        """Streams that each send their next request when their last answer has ended, at most `most` until `end_ns`.
+        Their first connections are opened ahead."""
+        taken, opens, sends = 0, Turnstile(), Turnstile()
+        started = asyncio.Event()
         exhausted: asyncio.Future[None] = self._loop.create_future()
         if most == 0:
             exhausted.set_result(None)
@@ -77,11 +79,13 @@ class Flight:
                 taken += 1
                 if taken == most:
                     exhausted.set_result(None)
-                await turnstile.passed()
+                await opens.passed()
                 request = self._stock.take()
                 opening = self._client.open(request)
                 if opening is not None:
                     await opening.settled(_CONNECT_PATIENCE_S)
+                await started.wait()
+                await sends.passed()
                 if self._over:
                     break
                 answer = self._start(request, opening, time.monotonic_ns())
@@ -89,9 +93,10 @@ class Flight:
                     await asyncio.sleep(_FAST_FAILURE_S)
                 free_ns = time.monotonic_ns()
 
-        await alarm.until(start_ns)
         for _ in range(streams if most is None else min(streams, most)):
             self._run(stream())
+        await alarm.until(start_ns)
+        started.set()
         await _first_of(exhausted, end_ns, alarm)
 
     async def sessions(

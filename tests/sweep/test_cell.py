@@ -78,6 +78,15 @@ def test_closed_loop_keeps_its_streams_busy(ground_truth, tmp_path):
     assert sorted(row.index for row in outcome.rows) == list(range(12))
 
 
+def test_closed_loops_first_connections_stand_before_it_starts(ground_truth, tmp_path):
+    server = ground_truth("--ttft", "20", "--itl", "5")
+    outcome = measure(tmp_path, server.deployment(), plan_for(closed_cell(6), num_prompts=12))
+    start_s = outcome.entry["start_s"]
+    first, later = (sorted(outcome.rows, key=lambda row: row.sent_s)[half] for half in (slice(0, 6), slice(6, 12)))
+    assert all(row.connected_s is not None and row.connected_s < start_s <= row.sent_s for row in first)
+    assert all(row.opened_s is not None and row.opened_s > start_s for row in later)
+
+
 def test_closed_loop_ends_after_its_duration(ground_truth, tmp_path):
     server = ground_truth("--ttft", "20", "--itl", "5")
     outcome = measure(tmp_path, server.deployment(), plan_for(closed_cell(2), num_prompts=None, duration_s=0.5))

@@ -17,7 +17,7 @@ from pdbench.sweep.client import RawAnswer, keep_ns
 from pdbench.sweep.clients import CLIENTS
 from pdbench.sweep.warmup import warm_up
 from tests.sweep.one_cell import measure, open_cell, plan_for
-from tests.sweep.scripted import ANSWER, CHUNKED, OK, TOKEN, ask, chunk, request_of, request_to, scripted
+from tests.sweep.scripted import ANSWER, CHUNKED, OK, TOKEN, chunk, request_of, request_to, scripted
 from tests.sweep.test_client import errors_ms
 
 WHOLE = CHUNKED + chunk(ANSWER) + b"0\r\n\r\n"
@@ -182,19 +182,6 @@ def test_a_fresh_connection_that_is_reset_is_an_answer(client):
     with scripted(server) as url:
         found, health = ask_in_turn(url, client, 1)
     assert found[0].end == "reset" and server.requests == [0] and health["resets_retried"] == 0
-
-
-@pytest.mark.parametrize("idle_s", [0.0, 0.05], ids=["with the request", "ahead of it"])
-@pytest.mark.parametrize("at_once", [True, False], ids=["on this host", "over a network"])
-def test_a_connection_stands_when_connect_returns_or_later(monkeypatch, at_once, idle_s):
-    if not at_once:
-        monkeypatch.setattr("pdbench.sweep.connection._stands_already", lambda sock: False)
-    with scripted(Counting(whole)) as url:
-        row, raw, _ = ask(url, idle_s=idle_s)
-    assert (row.status, raw.stamp) == ("ok", "kernel")
-    assert raw.opened_ns is not None and raw.connected_ns is not None
-    assert raw.opened_ns < raw.connected_ns < raw.first_byte_ns
-    assert (raw.connected_ns < raw.sent_ns) == (at_once or idle_s > 0)
 
 
 def test_idle_connections_that_the_server_closes_are_let_go():
