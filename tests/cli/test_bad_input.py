@@ -85,7 +85,7 @@ def test_a_wrong_or_missing_api_key(pdbench: Run, testbed: Bed, tmp_path: Path) 
     refused(wrong, 2, "credentials")
     assert "sk-wrong-one" not in wrong.err
     right = pdbench("sweep", *roles(bed), *LOAD, "--out", "run", env={"PDBENCH_API_KEY": "sk-right"})
-    assert right.code == 0, right.err
+    assert "8 ok" in right.err and right.code in (0, 3), right.err  # a busy machine's cell is void, and was measured
     for path in (tmp_path / "run").iterdir():
         assert b"sk-right" not in path.read_bytes(), path
 

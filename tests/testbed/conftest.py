@@ -2,6 +2,7 @@
 
 import itertools
 import re
+import time
 import urllib.request
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -21,6 +22,13 @@ def start(tmp_path: Any) -> Iterator[Start]:
     with ExitStack() as stack:
         logs = (str(tmp_path / str(number)) for number in itertools.count())
         yield lambda **fields: stack.enter_context(running(Settings(log=next(logs), **fields).on_free_ports()))
+
+
+def eventually(condition: Callable[[], bool], within_s: float = 5.0) -> None:
+    end = time.monotonic() + within_s
+    while not condition():
+        assert time.monotonic() < end, "did not happen in time"
+        time.sleep(0.05)
 
 
 def page(url: str) -> str:

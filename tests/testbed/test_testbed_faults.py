@@ -7,23 +7,15 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable
 
 import aiohttp
 import pytest
 
 from pdbench.testbed import truth
-from tests.testbed.conftest import Start, value
+from tests.testbed.conftest import Start, eventually, value
 from tests.testbed.testbed_client import body, ids, load, one
 
 pytestmark = pytest.mark.alone
-
-
-def eventually(condition: Callable[[], bool], within_s: float = 5.0) -> None:
-    end = time.monotonic() + within_s
-    while not condition():
-        assert time.monotonic() < end, "did not happen in time"
-        time.sleep(0.05)
 
 
 def two_hops(deployment: object, prompt: list[int], wait_s: float) -> None:

@@ -11,7 +11,7 @@ import pytest
 from pdbench.testbed import truth
 from pdbench.testbed.launch import Running, running
 from pdbench.testbed.settings import Settings
-from tests.testbed.conftest import page, value
+from tests.testbed.conftest import eventually, page, value
 from tests.testbed.testbed_client import MODEL, body, ids, one
 
 
@@ -47,6 +47,7 @@ def test_one_stream_end_to_end(pull: Running) -> None:
 def test_the_truth_log_has_every_stage_in_order(pull: Running) -> None:
     assert pull.proxy_url is not None
     one(pull.proxy_url, body(ids(500, 2), 5), "stages")
+    eventually(lambda: truth.read(pull.log_dir)["requests"].get("stages", {}).keys() >= {"proxy", "prefill", "decode"})
     rows = truth.read(pull.log_dir)["requests"]["stages"]
     decode = rows["decode"]
     stages = "received queued load_start post_start post_end transfer_start transfer_end noticed admitted"
