@@ -62,6 +62,11 @@ def told_transfers(run: Path) -> set[str]:
     return {str(role) for role, of in counts.groupby("role")["value"] if of.max() > of.min()}
 
 
+def leases_ended(run: Path) -> float:
+    metrics = pd.read_parquet(run / "metrics.parquet")
+    return float(metrics[metrics["canonical"] == "nixl_kv_expired"]["value"].max())
+
+
 @pytest.mark.parametrize(("mode", "mover"), [("pull", "decode"), ("push", "prefill")])
 def test_a_real_pair_moves_its_kv_and_runs_out_of_slots(
     pdbench: Run, up: Callable[[str], Path], tmp_path: Path, mode: str, mover: str
@@ -77,7 +82,11 @@ def test_a_real_pair_moves_its_kv_and_runs_out_of_slots(
     for calm, full in (cells[:2], cells[2:]):
         assert calm["slots"]["utilisation"] < full["slots"]["utilisation"]
         assert calm["ttft_split_ms"]["slot_wait"] < 0.1 * full["ttft_split_ms"]["slot_wait"]
-        assert full["diagnosis"][0]["cause"] == "decode-slots"
+        named = [cause["cause"] for cause in full["diagnosis"]]
+        if named[0] == "kv-expired":  # push renews no lease, and a queue of half a minute may outlast one
+            assert mode == "push" and leases_ended(tmp_path / "run") > 0
+            del named[0]
+        assert named[0] == "decode-slots"
         assert full["ttft_split_ms"]["slot_wait"] > 0.5 * full["mean_ttft_ms"]
         assert "not-steady-state" in [flag["code"] for flag in full["validity"]]
 
