@@ -15,7 +15,7 @@ from pdbench.cli import main
 from pdbench.probe.doctor.command import entries_of
 from pdbench.probe.doctor.examine import RULES, judged, launches_of, on_paper
 from pdbench.probe.doctor.finding import Check
-from pdbench.probe.doctor.launch import launch_of
+from pdbench.probe.doctor.launch import launch_of, whole_number
 from pdbench.recipe import TargetFlags, chosen, read_recipe
 
 HEALTHY = """
@@ -109,6 +109,26 @@ BROKEN: list[tuple[str, str, tuple[tuple[str, str], ...]]] = [
     ("example-proxy", "fail", (("python proxy.py", "python disagg_proxy_pushconnector_demo.py"), *PUSH, SECOND)),
     ("push-together", "warn", (("python proxy.py", "python disagg_proxy_pushconnector_demo.py"), *PUSH)),
     ("push-together", "warn", (("python proxy.py", "python toy_proxy_server.py"), *PUSH)),
+    ("layout", "fail", ((DECODE, "--max-num-seqs 8 --kv-cache-dtype fp8\n"),)),
+    ("layout", "warn", (("--port 8100 --max-model-len 32768 --dtype bfloat16", "--port 8100 --max-model-len 32768"),)),
+    ("layout", "warn", (("--block-size 64 --max-num-seqs", "--max-num-seqs"),)),
+    ("layout", "fail", ((DECODE, "--max-num-seqs 8 -tp 3\n"), ("--port 8100", "--port 8100 --tensor-parallel-size 8"))),
+    ("context", "fail", (("--max-model-len 32768 --dtype bfloat16 --block-size 64 --max", "--max-model-len 8k --dtype bfloat16 --block-size 64 --max"),)),
+    ("context", "fail", (("--max-model-len 32768", "--max-model-len 16K"),)),
+    ("statistics-off", "warn", ((DECODE, "--max-num-seqs 8 -dp 4\n"),)),
+    ("side-channel-port", "fail", (("10.0.0.3", "10.0.0.2"), ('"5600" }\nlaunch = \'\'\'vllm serve m --port 8200', '"5603" }\nlaunch = \'\'\'vllm serve m --port 8200'), ("--port 8100", "--port 8100 -dp 4 --api-server-count 1"))),
+    ("side-channel-port", "fail", (("10.0.0.3", "10.0.0.2"), (', VLLM_NIXL_SIDE_CHANNEL_PORT = "5600" }', " }"), ("vllm serve", "env VLLM_NIXL_SIDE_CHANNEL_PORT=5777 vllm serve"))),
+    ("kv-role", "fail", (('"kv_role": "kv_consumer"', '"kv_role": "kv_comsumer"'),)),
+    ("connector", "fail", (("NixlConnector", "NixlConector"),)),
+    ("connector", "warn", (("NixlConnector", "HouseConnector"),)),
+    ("engine-id", "fail", (('"kv_role": "kv_consumer"', '"kv_role": "kv_consumer", "engine_id": "p0"'),)),
+    ("launch-port", "fail", (("--port 8200 ", ""),)),
+    ("lease", "fail", (('{"kv_lease_duration": 30}', '{"kv_lease_duration": "30"}'),)),
+    ("slots-agree", "fail", ((DECODE, "--max-num-seqs 0\n"),)),
+    ("proxy-routes", "fail", (("--port 8192", "--port 8192 --prefill http://10.0.0.3:8200 --decode http://10.0.0.2:8100"),)),
+    ("proxy-routes", "fail", (("--port 8192", "--port 8192 --prefiller-hosts 10.0.0.3 --prefiller-ports 8200"),)),
+    ("proxy-routes", "fail", (("--port 8192", "--port 8192 --mode push"),)),
+    ("proxy-routes", "fail", (("python proxy.py", "python disagg_proxy_pushconnector_demo.py"),)),
 ]  # fmt: skip
 
 
@@ -156,6 +176,16 @@ def test_the_healthy_recipe_fails_and_warns_of_nothing(tmp_path: Path) -> None:
         ("failure-policy", (('"kv_role": "kv_consumer"', '"kv_role": "kv_consumer", "kv_load_failure_policy": "fail"'),)),
         ("push-together", (("python proxy.py", "python disagg_proxy_pushconnector_demo.py --concurrent-prefill-decode"), *PUSH)),
         ("push-limits", (*PUSH, ("--port 8192", "--port 8192 --prefill-engine-id p0"))),
+        ("side-channel-port", (("10.0.0.3", "10.0.0.2"), ("vllm serve m --port 8200", "env -u A VLLM_NIXL_SIDE_CHANNEL_PORT=5777 vllm serve m --port 8200"))),
+        ("layout", ((DECODE, "--max-num-seqs 8 --kv-cache-dtype auto\n"), ("--port 8100 --max-model-len 32768 --dtype bfloat16", "--port 8100 --max-model-len 32768 --dtype torch.bfloat16"))),
+        ("layout", ((DECODE, "--max-num-seqs 8 -tp 2\n"), ("--port 8100", "--port 8100 --tensor-parallel-size 8"))),
+        ("context", (("--max-model-len 32768", "--max-model-len 32.5k"),)),
+        ("context", (("--max-model-len 32768", "--max-model-len 32K"),)),
+        ("connector", (("NixlConnector", "LMCacheConnectorV1"),)),
+        ("connector", (('"kv_connector": "NixlConnector"', '"kv_connector": "Ours", "kv_connector_module_path": "ours"'),)),
+        ("launch-port", (("--port 8200 ", ""), ("http://10.0.0.3:8200", "http://10.0.0.3:8000"))),
+        ("launch-port", (("--port 8200 ", "--config serve.yaml "),)),
+        ("proxy-routes", (("--port 8192", "--port 8192 --mode pull --prefill 10.0.0.2:8100 --decode=10.0.0.3:8200"),)),
         ("proxy-timeout", (("--request-timeout 600", "--read-timeout-ms 600000 --timeout-keep-alive 5 --timeout 0"),)),
     ],
 )  # fmt: skip
@@ -175,6 +205,7 @@ def test_a_healthy_push_recipe_passes_the_push_rules(tmp_path: Path) -> None:
         ("vllm serve m --max-num-seqs 8 --enforce-eager", {"max-num-seqs": "8", "enforce-eager": True}),
         ("A=1 vllm serve m --max_num_seqs=8 --no-enable-prefix-caching", {"max-num-seqs": "8", "enable-prefix-caching": False}),
         ("vllm serve m \\\n  --port 1", {"port": "1"}),
+        ("vllm serve m --enforce-eager -tp 8 -dp=4 -x 3", {"enforce-eager": True, "tensor-parallel-size": "8", "data-parallel-size": "4"}),
         (
             "vllm serve --kv-transfer-config.kv_connector X --kv-transfer-config.kv_connector_extra_config.a 3",
             {"kv-transfer-config": {"kv_connector": "X", "kv_connector_extra_config": {"a": 3}}},
@@ -183,6 +214,32 @@ def test_a_healthy_push_recipe_passes_the_push_rules(tmp_path: Path) -> None:
 )  # fmt: skip
 def test_command_lines_as_people_write_them(command: str, flags: dict[str, Any]) -> None:
     assert launch_of(command, {}).flags == flags
+
+
+@pytest.mark.parametrize(
+    "command",
+    ["A=1 B=2 vllm serve m", "env A=1 B=2 vllm serve m", "/usr/bin/env -i -u C A=1 B=2 vllm serve m",
+     "exec env A=1 B=2 nohup vllm serve m", "export A=1 B=2; vllm serve m", "export A=1 && env B=2 vllm serve m"],
+)  # fmt: skip
+def test_variables_before_the_command_are_its_environment(command: str) -> None:
+    launch = launch_of(command, {"A": "0", "C": "3"})
+    assert (launch.env["A"], launch.env["B"], launch.words) == ("1", "2", ("vllm", "serve", "m"))
+    assert ("C" in launch.env) is ("-u" not in command)
+
+
+@pytest.mark.parametrize(
+    ("text", "number"),
+    [("8k", 8000), ("8K", 8192), ("1.5m", 1_500_000), ("2M", 2 << 20), ("32768", 32768), ("auto", None), ("1.5K", None), ("-1", None)],
+)  # fmt: skip
+def test_whole_numbers_as_vllm_reads_them(text: str, number: int | None) -> None:
+    assert whole_number(text) == number
+
+
+def test_a_connector_that_is_near_is_named(tmp_path: Path) -> None:
+    """And nothing claims that no connector is given."""
+    checks = checks_of(edited((("NixlConnector", "NixlConector"),)), tmp_path)
+    assert all("NixlConnector" in check.fix for check in checks if check.rule == "connector")
+    assert "mixed-modes" not in {check.rule for check in checks}
 
 
 def test_on_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

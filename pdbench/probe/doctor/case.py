@@ -8,7 +8,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from pdbench.deployment import Deployment, Server, ServerFacts
-from pdbench.probe.doctor.launch import Launch
+from pdbench.probe.doctor.launch import Launch, whole_number
 from pdbench.probe.scrape import Row
 
 # Where an option stands in vLLM's own configuration (/server_info): (section, name).
@@ -24,7 +24,6 @@ _CONFIG = {
     "kv-cache-dtype": ("cache_config", "cache_dtype"),
     "enable-prefix-caching": ("cache_config", "enable_prefix_caching"),
 }
-_SHORT = {"tensor-parallel-size": "tp", "pipeline-parallel-size": "pp", "data-parallel-size": "dp"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +72,7 @@ class Patient:
             return _table(self.config["kv_transfer_config"])
         if self.launch.transfer is not None:
             return self.launch.transfer
-        return {} if _is_vllm(self.launch) else None
+        return {} if is_vllm(self.launch) else None
 
     @property
     def extra(self) -> Mapping[str, Any]:
@@ -84,15 +83,11 @@ class Patient:
         section, key = _CONFIG.get(name, ("", ""))
         if (value := _table(self.config.get(section)).get(key)) is not None:
             return value
-        return self.launch.flags.get(name, self.launch.flags.get(_SHORT.get(name, "")))
+        return self.launch.flags.get(name)
 
     def number(self, name: str) -> int | None:
         """The same as a whole number above 0."""
-        try:
-            value = int(str(self.option(name)))
-        except ValueError:
-            return None
-        return value if value > 0 else None
+        return whole_number(str(self.option(name))) or None
 
     def variable(self, name: str) -> str | None:
         """An environment variable of the server."""
@@ -164,10 +159,19 @@ def _connector(transfer: Mapping[str, Any]) -> str | None:
     return name if isinstance(name, str) else None
 
 
+def connectors_named(transfer: Mapping[str, Any]) -> Iterator[str]:
+    """Every kv_connector of a table, a MultiConnector's children included."""
+    if isinstance(name := transfer.get("kv_connector"), str):
+        yield name
+    children = _table(transfer.get("kv_connector_extra_config")).get("connectors")
+    for child in children if isinstance(children, list) else ():
+        yield from connectors_named(_table(child))
+
+
 def _table(value: Any) -> Mapping[str, Any]:
     return value if isinstance(value, Mapping) else {}
 
 
-def _is_vllm(launch: Launch) -> bool:
+def is_vllm(launch: Launch) -> bool:
     """Whether the command line starts vLLM, so that what it does not say is known too."""
     return any(word.rsplit("/", 1)[-1] == "vllm" or word.startswith("vllm.entrypoints") for word in launch.words)

@@ -11,6 +11,20 @@ from typing import Any
 
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*=")
 _JSON = "kv-transfer-config"
+_BEFORE = ("exec", "nohup", "export", "&&")  # what may stand before the command or its variables
+# vLLM's flags of one dash, and what they stand for.
+_SHORT = {
+    "tp": "tensor-parallel-size",
+    "pp": "pipeline-parallel-size",
+    "dp": "data-parallel-size",
+    "dpl": "data-parallel-size-local",
+    "dpn": "data-parallel-rank",
+    "dpe": "data-parallel-external-lb",
+    "dph": "data-parallel-hybrid-lb",
+    "dcp": "decode-context-parallel-size",
+}
+_WHOLE = re.compile(r"(\d+(?:\.\d+)?)([kKmMgGtT]?)")
+_POWER = {"k": 1, "m": 2, "g": 3, "t": 4}
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,6 +35,11 @@ class Launch:
     flags: Mapping[str, Any] = field(default_factory=dict)
     env: Mapping[str, str] = field(default_factory=dict)
     broken: str = ""  # why the command line cannot be read
+
+    @property
+    def tells_all(self) -> bool:
+        """Whether what the command line does not say is vLLM's default: no file of options is given."""
+        return bool(self.words) and not self.broken and "config" not in self.flags
 
     @property
     def transfer(self) -> Mapping[str, Any] | None:
@@ -36,13 +55,39 @@ def launch_of(command: str | None, env: Mapping[str, Any] | None) -> Launch:
         words = shlex.split((command or "").replace("\\\n", " "), comments=True)
     except ValueError as error:
         return Launch(env=given, broken=f"launch cannot be read: {error}")
-    while words and _VARIABLE.match(words[0]):
-        name, _, value = words.pop(0).partition("=")
-        given[name] = value
+    words = _after_variables(words, given)
     try:
         return Launch(tuple(words), _flags(words), given)
     except ValueError as error:
         return Launch(tuple(words), {}, given, str(error))
+
+
+def whole_number(text: str) -> int | None:
+    """A whole number as vLLM reads it: 8k is 8,000 and 8K is 8,192, likewise m, g and t; None for anything else."""
+    found = _WHOLE.fullmatch(text.strip())
+    if found is None or ("." in found[1] and not found[2].islower()):
+        return None
+    return int(float(found[1]) * (1024 if found[2].isupper() else 1000) ** _POWER.get(found[2].lower(), 0))
+
+
+def _after_variables(words: list[str], given: dict[str, str]) -> list[str]:
+    """The command without what stands before it: NAME=VALUE, also as `env` takes them, which goes into `given`."""
+    left = list(words)
+    by_env = False
+    while left:
+        if _VARIABLE.match(left[0]):
+            name, _, value = left.pop(0).partition("=")
+            given[name] = value.rstrip(";")
+        elif left[0].rsplit("/", 1)[-1] == "env":
+            by_env = bool(left.pop(0))
+        elif by_env and left[0] in ("-u", "--unset"):
+            given.pop("".join(left[1:2]), None)
+            del left[:2]
+        elif left[0] in _BEFORE or (by_env and left[0] in ("-", "-i", "--ignore-environment", "--")):
+            left.pop(0)
+        else:
+            break
+    return left
 
 
 def _flags(words: list[str]) -> dict[str, Any]:
@@ -50,10 +95,11 @@ def _flags(words: list[str]) -> dict[str, Any]:
     place = 0
     while place < len(words):
         word, place = words[place], place + 1
-        if not word.startswith("--") or word == "--":
+        if not _is_flag(word):
             continue
-        name, equals, value = word[2:].partition("=")
-        if not equals and place < len(words) and not words[place].startswith("--"):
+        name, equals, value = word.lstrip("-").partition("=")
+        name = name if word.startswith("--") else _SHORT[name]
+        if not equals and place < len(words) and not _is_flag(words[place]):
             value, equals, place = words[place], "=", place + 1
         name = (
             name.replace("_", "-")
@@ -69,6 +115,11 @@ def _flags(words: list[str]) -> dict[str, Any]:
         else:
             flags[name] = value if equals else True
     return flags
+
+
+def _is_flag(word: str) -> bool:
+    long = word.startswith("--") and word != "--"
+    return long or (word.startswith("-") and word[1:].partition("=")[0] in _SHORT)
 
 
 def _table(text: str) -> dict[str, Any]:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping
+from difflib import get_close_matches
+from typing import Any
 from urllib.parse import urlsplit
 
-from pdbench.probe.doctor.case import MODE_OF, Case, Patient, connector
+from pdbench.probe.doctor.case import MODE_OF, Case, Patient, connector, connectors_named, is_vllm
 from pdbench.probe.doctor.finding import Found, Rule, fail, unknown, warn
 
 ASK_FOR_CONFIG = "Start the servers with VLLM_SERVER_DEV_MODE=1, or give --recipe FILE with `launch`."
@@ -17,6 +19,14 @@ _KNOWN_KEYS = {
     "kv_connector", "engine_id", "kv_role", "kv_buffer_device", "kv_buffer_size", "kv_port",
     "kv_connector_extra_config", "kv_connector_module_path", "enable_permute_local_kv", "kv_load_failure_policy",
 }  # fmt: skip
+# What vLLM 0.32 can load by name alone (kv_connector/factory.py).
+_CONNECTORS = (
+    *(name for name in MODE_OF if name), "MultiConnector", "MooncakeConnector", "MooncakeStoreConnector",
+    "MoRIIOConnector", "LMCacheConnectorV1", "LMCacheMPConnector", "FlexKVConnectorV1", "OffloadingConnector",
+    "SimpleCPUOffloadConnector", "HF3FSKVConnector", "HiSparseConnector", "ExampleConnector",
+    "ExampleHiddenStatesConnector", "DecodeBenchConnector", "P2pNcclConnector",
+)  # fmt: skip
+VLLM_PORT = 8000
 REFUSED_SINCE = (0, 32)  # unknown keys of --kv-transfer-config stop the start (vLLM 0.32, config/kv_transfer.py)
 _NOWHERE = re.compile(r"^(localhost|127\..*|::1|0\.0\.0\.0|::)$")
 
@@ -29,6 +39,8 @@ def mixed_modes(case: Case) -> list[Found] | None:
         each = ", ".join(f"{name} {mode}" for name, mode in said.items())
         fix = "Start prefill and decode with the same connector: NixlConnector (pull) or NixlPushConnector on both."
         return [fail("", f"push and pull are mixed ({each}): the first request fails in the handshake", fix)]
+    if not said and any(connector(patient) for patient in case.pair):
+        return None  # a connector that has no modes, or none that is known: `connector` says so
     if not said:
         return [unknown("no server and no recipe says which connector is used", ASK_FOR_CONFIG)]
     mode = next(iter(said.values()))
@@ -51,11 +63,45 @@ def connectors(case: Case) -> list[Found]:
         if one is None:
             fix = "Add --kv-transfer-config with the same kv_connector as on the other side."
             found.append(fail(name, "starts without a KV connector: decode would compute every prompt itself", fix))
+    found += [
+        one for patient, transfer in case.handoffs() if not patient.answers for one in _unheard(patient, transfer)
+    ]
     kinds = {one for one in names.values() if one is not None}
     families = {"Nixl" if one in MODE_OF else one for one in kinds}
     if len(families) > 1:
         found.append(fail("", f"different connectors: {', '.join(sorted(kinds))}", "Use one connector on both sides."))
     return found
+
+
+def _unheard(patient: Patient, transfer: Mapping[str, Any]) -> Iterator[Found]:
+    """Connectors that vLLM does not know by name: misspelt, or a plugin's."""
+    if transfer.get("kv_connector_module_path"):
+        return
+    for name in connectors_named(transfer):
+        near = get_close_matches(name, _CONNECTORS, n=1, cutoff=0.85)
+        if name in _CONNECTORS:
+            continue
+        if near and not name.startswith(near[0]):
+            evidence = f"kv_connector {name} is none that vLLM knows: it stops at start"
+            yield fail(patient.name, evidence, f"Is {near[0]} meant?")
+        else:
+            own = ", ".join(_CONNECTORS[:3])
+            fix = f"Set kv_connector_module_path or install the plugin; vLLM's own for NIXL: {own}."
+            yield warn(patient.name, f"kv_connector {name} is none that vLLM 0.32 knows by itself", fix)
+
+
+def engine_ids(case: Case) -> list[Found]:
+    """Both sides keep each other's KV addresses by engine_id: two servers with one are taken for each other."""
+    own = {patient.name: str(given) for patient, table in case.handoffs() if (given := table.get("engine_id"))}
+    return [
+        fail(
+            " and ".join(name for name, given in own.items() if given == shared),
+            f"have the same engine_id {shared}: the KV of one is taken for the other's",
+            "Give each an engine_id of its own, or leave it out: vLLM then makes one up.",
+        )
+        for shared, times in Counter(own.values()).items()
+        if times > 1
+    ]
 
 
 def kv_roles(case: Case) -> list[Found]:
@@ -69,6 +115,9 @@ def kv_roles(case: Case) -> list[Found]:
             )
         elif role == "kv_both" and transfer.get("kv_connector") != "MultiConnector":
             found.append(warn(patient.name, "kv_role kv_both is deprecated", f"Set kv_role {wanted}."))
+        elif role is not None and role not in (*_KV_ROLES.values(), "kv_both"):
+            evidence = f"kv_role {role} is none that vLLM knows: it stops at start"
+            found.append(fail(patient.name, evidence, f"Set kv_role {wanted}."))
         elif role in _KV_ROLES.values() and role != wanted:
             fix = f"Set kv_role {wanted}, or exchange the URLs of prefill and decode."
             found.append(fail(patient.name, f"is a {role} but was given as {patient.server.role}", fix))
@@ -112,11 +161,22 @@ def launch_ports(case: Case) -> list[Found] | None:
         return None
     found = []
     for patient in case.patients:
-        port, url = patient.launch.flags.get("port"), urlsplit(patient.server.url)
-        if isinstance(port, str) and port.isdigit() and int(port) != (url.port or 80):
+        flags, told = patient.launch.flags, _port_of(patient.server.url)
+        port = flags.get("port")
+        if isinstance(port, str) and port.isdigit() and int(port) != told:
             fix = "Make the url and --port agree."
-            found.append(fail(patient.name, f"is launched on port {port}, its url says {url.port or 80}", fix))
+            found.append(fail(patient.name, f"is launched on port {port}, its url says {told}", fix))
+        elif port is None and is_vllm(patient.launch) and patient.launch.tells_all and told != VLLM_PORT:
+            if "uds" in flags or "headless" in flags:
+                continue
+            evidence = f"is launched without --port, so on vLLM's {VLLM_PORT}; its url says {told}"
+            found.append(fail(patient.name, evidence, f"Add --port {told}, or correct the url."))
     return found
+
+
+def _port_of(url: str) -> int:
+    parts = urlsplit(url)
+    return parts.port or (443 if parts.scheme == "https" else 80)
 
 
 def side_channel_ports(case: Case) -> list[Found] | None:
@@ -132,7 +192,7 @@ def side_channel_ports(case: Case) -> list[Found] | None:
         for rank in range(patient.number("data-parallel-size") or 1):
             taken[_side_host(patient), first + rank].append(patient.name)
     for one in case.patients:  # a side channel on the port of some server's own API
-        place = _machine(one.host), urlsplit(one.server.url).port or 80
+        place = _machine(one.host), _port_of(one.server.url)
         if place in taken:
             taken[place].append(f"the API of {one.name}")
     clashes = {place: names for place, names in taken.items() if len(names) > 1}
@@ -263,7 +323,7 @@ def _reasons(patient: Patient) -> bool:
 
 
 NEEDS_CONFIG = {
-    "connector", "kv-role", "unknown-keys", "side-channel-port", "side-channel-host", "handshake-check",
+    "connector", "engine-id", "kv-role", "unknown-keys", "side-channel-port", "side-channel-host", "handshake-check",
     "bidirectional",
 }  # fmt: skip
 RULES: dict[str, Rule] = {
@@ -271,6 +331,7 @@ RULES: dict[str, Rule] = {
     "launch-port": launch_ports,
     "mixed-modes": mixed_modes,
     "connector": connectors,
+    "engine-id": engine_ids,
     "kv-role": kv_roles,
     "unknown-keys": unknown_keys,
     "side-channel-port": side_channel_ports,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from pdbench.probe.doctor.case import MODE_OF, Case, Patient, connector
@@ -15,6 +15,8 @@ _OFF_BY_DEFAULT = {
     "disable-hybrid-kv-cache-manager": "the hybrid KV cache manager",
 }
 _ROLES = ("prefill", "decode")
+_DEFAULT_BLOCK = 16  # tokens, on most backends
+_SAME = {"half": "float16", "float": "float32"}
 DEFAULT_BACKENDS = ("UCX",)
 
 
@@ -22,19 +24,65 @@ def layouts(case: Case) -> list[Found] | None:
     """What else the handshake compares, and what it only slows down."""
     found, compared = [], False
     for option, title in _HASHED.items():
-        each = {patient.name: str(value) for patient in case.pair if (value := patient.option(option)) is not None}
+        each = {patient.name: value for patient in case.pair if (value := _hashed(patient, option)) is not None}
         sides = {role: {each[p.name] for p in case.of(role) if p.name in each} for role in _ROLES}
         compared |= all(sides.values())
         if all(sides.values()) and sides["prefill"] != sides["decode"]:
             text = ", ".join(f"{name} {value}" for name, value in each.items())
             found.append(fail("", f"{title} differs ({text}): the handshake is refused", "Make both sides equal."))
-    found += _only_one_side(case)
+    found += [*_only_one_side(case), *_against_a_default(case), *_tensor_parallel(case)]
     blocks = {patient.name: size for patient in case.pair if (size := _block_size(patient))}
     if len(set(blocks.values())) > 1:
         text = ", ".join(f"{name} {size}" for name, size in blocks.items())
         fix = "Use the larger --block-size on both sides."
         found.append(warn("", f"block sizes differ ({text}): KV is converted, in many small descriptors", fix))
     return found if compared or found or len(blocks) > 1 else None
+
+
+def _hashed(patient: Patient, option: str) -> str | None:
+    """What is compared, as far as it is known: `auto` is what the model or the backend makes of it."""
+    value = str(patient.option(option)).removeprefix("torch.").lower()
+    return None if value in ("none", "auto") else _SAME.get(value, value)
+
+
+def _against_a_default(case: Case) -> Iterator[Found]:
+    """What is set on some servers, while others start with the default."""
+    for option, title in (*_HASHED.items(), ("block-size", "block size")):
+        given = {p.name: value for p in case.pair if (value := _hashed(p, option)) is not None}
+        left = [p.name for p in case.pair if p.name not in given and p.launch.tells_all and not p.config]
+        if option == "block-size":
+            given = {name: size for name, size in given.items() if size != str(_DEFAULT_BLOCK)}
+            left = [p.name for p in case.pair if p.name in left and _block_size(p) is None]
+        if not given or not left:
+            continue
+        set_on = ", ".join(f"{name} {value}" for name, value in given.items())
+        told = f"{title} is set on one side only ({set_on}, {', '.join(left)} default)"
+        if option == "block-size":
+            fix = "Give --block-size to both sides."
+            yield warn("", f"{told}: unless the default is the same, KV is converted, in many small descriptors", fix)
+        elif option == "kv-cache-dtype":
+            fix = f"Give --{option} to both sides, or to neither."
+            yield fail("", f"{told}: the handshake is refused, unless the model itself says so", fix)
+        else:
+            fix = f"Give --{option} to both sides, or to neither."
+            yield warn("", f"{told}: the handshake is refused if the default is another", fix)
+
+
+def _tensor_parallel(case: Case) -> Iterator[Found]:
+    """Ranks of one side share ranks of the other, as many each: the larger TP is a multiple of the smaller."""
+    for prefill in case.of("prefill"):
+        for decode in case.of("decode"):
+            first, second = _tp(prefill), _tp(decode)
+            if first and second and max(first, second) % min(first, second):
+                evidence = (
+                    f"tensor parallel sizes {first} and {second}: neither divides the other, no KV is handed over"
+                )
+                fix = "Choose sizes of which one is a multiple of the other."
+                yield fail(f"{prefill.name} and {decode.name}", evidence, fix)
+
+
+def _tp(patient: Patient) -> int | None:
+    return patient.number("tensor-parallel-size") or (1 if patient.launch.tells_all and not patient.config else None)
 
 
 def _only_one_side(case: Case) -> list[Found]:

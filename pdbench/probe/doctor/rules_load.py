@@ -9,6 +9,7 @@ from pdbench.littles_law.demand import Demand
 from pdbench.littles_law.steady import steady
 from pdbench.probe.doctor.case import MODE_OF, Case, Patient, connector
 from pdbench.probe.doctor.finding import Found, Rule, fail, unknown, warn
+from pdbench.probe.doctor.launch import whole_number
 from pdbench.quantities import count, positive, seconds, several
 
 LEASE_S = 30.0  # vLLM's kv_lease_duration
@@ -81,6 +82,9 @@ def slots_agree(case: Case) -> list[Found] | None:
     found = []
     for patient in case.patients:
         given, runs = patient.server.max_num_seqs, patient.facts.max_num_seqs or patient.number("max-num-seqs")
+        if (told := patient.launch.flags.get("max-num-seqs")) is not None and whole_number(str(told)) in (None, 0):
+            fix = "Give a whole number above 0."
+            found.append(fail(patient.name, f"--max-num-seqs {told} is no number of slots: it stops at start", fix))
         runs = runs * (patient.facts.dp_ranks or 1) if runs else None
         if given and runs and given != runs:
             fix = "Correct max_num_seqs in the recipe or on the command line."
@@ -154,8 +158,17 @@ def context(case: Case) -> list[Found] | None:
 
 def lease(case: Case) -> list[Found] | None:
     """How long prefill keeps KV against how long a request may wait before decode collects it."""
-    if not case.of("prefill") or planned(case).qps is None:
-        return None
+    unread = [
+        fail(
+            patient.name,
+            f"kv_lease_duration {given!r} is no number of seconds above 0",
+            f'Write it without quotation marks, such as "kv_lease_duration": {LEASE_S:g}.',
+        )
+        for patient in case.pair
+        if (given := patient.extra.get("kv_lease_duration")) is not None and not _is_time(given)
+    ]
+    if unread or not case.of("prefill") or planned(case).qps is None:
+        return unread or None
     waits_s = _longest_wait_s(case)
     found = []
     for patient in case.of("prefill"):
@@ -177,6 +190,10 @@ def lease(case: Case) -> list[Found] | None:
             fix = "Raise kv_lease_duration: decode renews it only once the request has reached it."
             found.append(warn(patient.name, f"lease {given:g} s, predicted decode wait {waits_s:.0f} s", fix))
     return found
+
+
+def _is_time(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and value > 0
 
 
 def _longest_wait_s(case: Case) -> float | None:

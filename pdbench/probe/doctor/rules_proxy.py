@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from urllib.parse import urlsplit
 
 from pdbench.errors import UsageError
 from pdbench.probe.doctor.case import Case, Patient
@@ -63,6 +64,57 @@ def _examples(patient: Patient) -> Iterator[str]:
             yield match[1]
 
 
+def proxy_routes(case: Case) -> list[Found] | None:
+    """The servers that the proxy's command line names, and its mode, against those of the pair."""
+    proxies = [patient for patient in case.of("proxy") if patient.launch.words]
+    if not proxies:
+        return None
+    found, places = [], {_place(one.server.url): one for one in case.pair}
+    for patient in proxies:
+        for role, place in _named(patient.launch.words):
+            other = places.get(place)
+            if other is not None and other.server.role != role:
+                evidence = f"is told {place[0]}:{place[1]} as {role}, which is {other.name}"
+                found.append(fail(patient.name, evidence, "Exchange them in the proxy's command or in the recipe."))
+        mode = patient.launch.flags.get("mode") or ("push" if PUSH_EXAMPLE in _examples(patient) else None)
+        if mode in ("push", "pull") and case.mode in ("push", "pull") and mode != case.mode:
+            evidence = f"is started for {mode}, prefill and decode for {case.mode}"
+            found.append(fail(patient.name, evidence, f"Start the proxy for {case.mode}."))
+    return found
+
+
+def _named(words: Sequence[str]) -> Iterator[tuple[str, tuple[str, int]]]:
+    """(role, (host, port)) as proxies are told: --prefill URL ..., or hosts and ports in two flags."""
+    given: dict[str, list[str]] = {}
+    flag = ""
+    for word in words:
+        if word.startswith("--"):
+            flag, _, value = word[2:].replace("_", "-").partition("=")
+            word = value
+        if flag and word:
+            given.setdefault(flag, []).extend(word.split(","))
+    for role, server in (("prefill", "prefiller"), ("decode", "decoder")):
+        for flag in (role, f"{role}-url", f"{role}-urls"):
+            for text in given.get(flag, []):
+                if (place := _place(text))[1]:
+                    yield role, place
+        ports = given.get(f"{server}-ports") or given.get(f"{server}-port") or []
+        hosts = given.get(f"{server}-hosts") or given.get(f"{server}-host") or ["localhost"] * len(ports)
+        for host, port in zip(hosts, ports, strict=False):
+            if port.isdigit():
+                yield role, _place(f"{host}:{port}")
+
+
+def _place(url: str) -> tuple[str, int]:
+    """Host and port; one name for this machine. (url, 0) where it is no address."""
+    try:
+        parts = urlsplit(url if "//" in url else f"//{url}")
+        host, port = parts.hostname or "", parts.port or {"http": 80, "https": 443}.get(parts.scheme, 0)
+    except ValueError:
+        return url, 0
+    return ("localhost" if host in ("127.0.0.1", "0.0.0.0", "::1") else host), port
+
+
 def proxy_timeouts(case: Case) -> list[Found] | None:
     """Time-outs of the proxy's command line and environment against the longest answer of the plan."""
     proxies = [patient for patient in case.of("proxy") if patient.launch.words or patient.launch.env]
@@ -99,5 +151,6 @@ NEEDS_PLAN = {"proxy-timeout"}
 RULES: dict[str, Rule] = {
     "example-proxy": example_proxies,
     "push-together": push_together,
+    "proxy-routes": proxy_routes,
     "proxy-timeout": proxy_timeouts,
 }
