@@ -62,10 +62,12 @@ def stages_of(cell: Measured) -> Stages | None:
             samples += len(start.t)
             running, limit = engine_gauge(page, engine, "running"), engine_limit(cell, page, engine)
             loaded_no_slot = _area(_beyond_free(loaded, running, limit), segment)
+            short = short_of_blocks(cell, page, engine, start, limit)
+            unseen = _area(_not_looked_for(start, moving, loaded, running, limit, short), segment)
             waiting += _area(start, segment)
-            slot += _area(start, segment) + loaded_no_slot
-            pool += _area(short_of_blocks(cell, page, engine, start, limit), segment)
-            poll += _area(loaded, segment) - loaded_no_slot
+            slot += _area(start, segment) - unseen + loaded_no_slot
+            pool += _area(short, segment)
+            poll += _area(loaded, segment) - loaded_no_slot + unseen
             loading += _area(moving, segment)
             loading_no_slot += _area(_beyond_free(moving, running, limit), segment)
     step = cell.window.mean_s("decode", "itl_s") or (cell.answers.mean(cell.answers.tpot_ms) or 0.0) / 1000
@@ -88,6 +90,17 @@ def _beyond_free(loaded: Gauge, running: Gauge | None, limit: float | None) -> G
         return Gauge(loaded.t, np.zeros_like(loaded.value))
     free = np.maximum(0.0, limit - _held(running, loaded.t))
     return Gauge(loaded.t, np.maximum(0.0, loaded.value - free))
+
+
+def _not_looked_for(
+    start: Gauge, moving: Gauge, loaded: Gauge, running: Gauge | None, limit: float | None, short: Gauge
+) -> Gauge:
+    """Requests in `waiting_to_start` while there is a slot for every request on the server, and no want of blocks: the
+    loop has not looked since they came, as when the posts of others hold it."""
+    if running is None or limit is None or len(running.t) == 0:
+        return Gauge(start.t, np.zeros_like(start.value))
+    others = sum((_held(gauge, start.t) for gauge in (moving, loaded) if len(gauge.t)), _held(running, start.t))
+    return Gauge(start.t, np.where((others + start.value <= limit) & (short.value <= 0), start.value, 0.0))
 
 
 def no_slot_free(cell: Measured, page: Page, engine: str, at: Gauge) -> NDArray[np.bool_]:

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 
 from pdbench.littles_law.kv import effective_gb_s
 from pdbench.report.causes.case import NOTICED_TURNS, Case, Cause, Taken
-from pdbench.report.causes.loop import EXPLAINS, LOOP_SHARE, held, lost_turns, posts_on_loop
-from pdbench.report.causes.posting import posting, wait_to_post
+from pdbench.report.causes.loop import LOOP_SHARE, held, lost_turns
+from pdbench.report.causes.posting import EXPLAINS, posted_share, posting, posts_on_loop, wait_to_post
 from pdbench.report.split import Split
 
 COPIED_IN_POST = 0.9  # of the transfer time spent in its post
@@ -131,7 +131,7 @@ def transfer_fragmentation(case: Case) -> Iterator[tuple[Cause, Taken | None]]:
 
     taken = case.taken("post", of_descriptors)
     turns = case.turns if case.pull and held(case) is not None else None
-    loop = 0.0 if turns is None else turns.handoffs_s * fragments / 1000
+    loop = 0.0 if turns is None else posted_share(case) * fragments / posted
     felt = turns is not None and loop >= LOOP_SHARE and lost_turns(case, turns) >= NOTICED_TURNS
     if taken is None or not (taken.is_wait() or felt):
         return

@@ -11,16 +11,16 @@ from collections.abc import Iterator
 from pdbench.littles_law.batch import Tpot
 from pdbench.littles_law.slots import implied_stall_s
 from pdbench.report.advice import HeldLoop, expected_wait_s
-from pdbench.report.causes.case import NOTICED_TURNS, WAIT_SHARE, Case, Cause, Part, Taken
+from pdbench.report.causes.case import BESIDE_SHARE, NOTICED_TURNS, WAIT_SHARE, Case, Cause, Part, Taken
 from pdbench.report.causes.first_turns import stall_together_ms
+from pdbench.report.causes.posting import EXPLAINS, SEEN, behind_posts, posted_share, posting, posts_on_loop
 from pdbench.report.grid import through_origin
 from pdbench.report.split import Split
 from pdbench.report.turns import Estimate, Turns
 
 LOOP_SHARE = 0.10  # of decode's time that handoffs may hold it: TPOT is then 11 % longer than it need be
 SURE_LOOP_SHARE = 0.05  # the lower end of its interval
-SEEN = 0.1  # of the time that posting would take from streams on their loop: below, it is not there
-EXPLAINS = 0.5  # of the time lost: what handoffs must account for to be its cause
+MIN_LOST = 0.01  # of decode's time: less that streams lose is not worth a word beside posts
 MIN_RISE = 0.15  # TPOT above the low-load one before a stall per admission is worth a word
 
 
@@ -60,21 +60,6 @@ def _by_posts(case: Case, turns: Turns) -> Estimate:
     return Estimate(lost.value, max(lost.low, lost.value - reach), min(lost.high, lost.value + reach))
 
 
-def posted_share(case: Case) -> float:
-    """Share of the loop that posting takes where it runs there: handoffs/s x post time."""
-    posted = case.cell.window.mean_s("decode", "nixl_post_s") if case.pull else None
-    return (posted or 0.0) * case.turns.handoffs_s if case.turns is not None else 0.0
-
-
-def posts_on_loop(case: Case) -> bool:
-    """Posting explains what streams lose, and they lose something of what it would take: else a thread posts."""
-    if case.turns is None or case.turns.lost.value <= 0:
-        return False
-    beside = (case.cell.offered or 0.0) * case.split.get("post") / 1000 / max(1, case.cell.servers("decode"))
-    lost = case.turns.lost.value
-    return posted_share(case) >= EXPLAINS * lost and lost >= SEEN * min(1.0, beside)
-
-
 def own_stall(turns: Turns) -> Part:
     """A request's own stall comes before its first token: the first step is longer than a turn by it."""
 
@@ -111,7 +96,7 @@ def engine_loop_blocking(case: Case) -> Iterator[tuple[Cause, Taken | None]]:
     loop, turns = held(case), case.turns
     if turns is None or case.colocated:
         return
-    taken = case.taken("post", post) if posts_on_loop(case) else case.taken("first step", own_stall(turns))
+    taken = case.taken("post", posting(case)) if posts_on_loop(case) else case.taken("first step", own_stall(turns))
     together = None if posts_on_loop(case) else stall_together_ms(case)
     much = loop is not None and loop.value >= LOOP_SHARE and loop.low >= SURE_LOOP_SHARE
     if much and lost_turns(case, turns) < NOTICED_TURNS:  # answers too short to lose much: what then comes before them?
@@ -130,25 +115,28 @@ def engine_loop_blocking(case: Case) -> Iterator[tuple[Cause, Taken | None]]:
         )
         taken = case.taken("slots", with_slots(post if posts_on_loop(case) else own_stall(turns)))
     numbers += [text for text in (stall_text(case), across_rates(case)) if text is not None]
-    advice = (
-        "Move posting off decode's loop: push (prefill posts on a thread of its own), or a connector that posts on one;"
-        f" TPOT then falls to about {turns.quiet_ms:.1f} ms, the post itself stays in TTFT"
-    )
+    confirm = "TPOT at the same batch falls when handoffs stop: stream long answers without new arrivals."
+    if turns.lost.value < SURE_LOOP_SHARE and posts_on_loop(case):
+        confirm = "A request sent alone waits for its own post and for no other."
+    yield case.named("engine-loop-blocking", taken, numbers, _advice(case, turns), confirm)
+
+
+def _advice(case: Case, turns: Turns) -> str:
     if not posts_on_loop(case):
-        advice = "Profile decode's step at an admission: allocation, handshakes or layout changes of KV run on its loop"
-    yield case.named(
-        "engine-loop-blocking",
-        taken,
-        numbers,
-        advice + ".",
-        "TPOT at the same batch falls when handoffs stop: stream long answers without new arrivals.",
+        return "Profile decode's step at an admission: allocation, handshakes or layout changes of KV run on its loop."
+    ends = f"TPOT then falls to about {turns.quiet_ms:.1f} ms"
+    if turns.lost.value < SURE_LOOP_SHARE:
+        ends = "nobody then waits for the posts of others"
+    return (
+        "Move posting off decode's loop: push (prefill posts on a thread of its own), or a connector that posts on one;"
+        f" {ends}, the post itself stays in TTFT."
     )
 
 
 def _numbers(case: Case, turns: Turns, loop: Estimate | None, together: Estimate | None) -> list[str]:
     """What streams lose, and what each handoff holds the loop for."""
     numbers = []
-    if loop is not None:
+    if loop is not None and not (posts_on_loop(case) and loop.value < MIN_LOST):
         numbers.append(
             f"{loop.value:.0%} of decode's time ({loop.low:.0%} to {loop.high:.0%}) is lost in turns that handoffs hold"
             f" up: TPOT is {turns.mean_ms:.1f} ms, {turns.quiet_ms:.1f} ms in the turns between"
@@ -158,6 +146,12 @@ def _numbers(case: Case, turns: Turns, loop: Estimate | None, together: Estimate
             f"posting takes {case.split.get('post'):,.0f} ms a request on the loop,"
             f" {min(1.0, posted_share(case)):.0%} of the time in which streams run"
         )
+        if holds_others(case):
+            others = behind_posts(case)(case.split) or 0.0
+            numbers.append(
+                f"handoffs that come together are posted one after the other: waiting for others' posts takes"
+                f" {case.of_ttft(others)}"
+            )
         return numbers
     if together is not None and together.low > 0:
         numbers.append(
@@ -180,13 +174,19 @@ def holds_itself(case: Case, loop: Estimate | None, together: Estimate | None, t
     if turns is None or taken is None:
         return False
     if posts_on_loop(case):
-        return taken.is_work()
+        return taken.is_work() or (taken.is_wait() and holds_others(case))
     if not taken.is_wait():
         return False
     if together is not None and together.low > 0 and together.value >= EXPLAINS * turns.first_turns * taken.ms:
         return True
     seconds = turns.handoffs_s * taken.ms / 1000 / max(1, case.cell.servers("decode"))
     return loop is not None and loop.low > 0 and loop.value >= SEEN * min(1.0, seconds)
+
+
+def holds_others(case: Case) -> bool:
+    """Whether handoffs wait for each other's posts: a tenth of TTFT, beside one's own."""
+    behind = case.taken("post", behind_posts(case))
+    return behind is not None and behind.is_noticed and behind.of_ttft.value >= BESIDE_SHARE
 
 
 def only_for_stalls(case: Case) -> bool:

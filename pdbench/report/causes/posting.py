@@ -1,4 +1,8 @@
-"""What posting takes of TTFT: the post itself, and in push the wait for the one thread that posts.
+"""What posting takes of TTFT: the post itself, in pull the posts of others, in push the wait for the posting thread.
+
+In pull decode posts on its own loop (vLLM's NIXL connector does), so that the posts of handoffs that come together
+follow each other, and each waits for its own and for others'. Streams that run beside show it by the tokens they miss;
+streams in lockstep, as a closed loop makes them, miss none: all of them wait for their first token then.
 
 A transfer that has been noticed late and one that was posted late look the same on decode. A turn of its loop explains
 the first; for the second a prefill server's posting thread is a queue of its own, loaded by rate x post time.
@@ -17,8 +21,52 @@ from pdbench.report.stages import LOADING, no_slot_free
 from pdbench.report.statistics import Floats
 from pdbench.report.window import Gauge
 
+EXPLAINS = 0.5  # of the time that streams lose: what handoffs must account for to be its cause
+SEEN = 0.1  # of the time that posting would take from streams on their loop: below, it is not there
+TELLING = 0.02  # of streams' time: posts beside them that would take less say nothing by their absence
+
+
+def posted_share(case: Case) -> float:
+    """Share of decode's loops that posting takes where it runs there: handoffs/s of a server x post time."""
+    posted = case.cell.window.mean_s("decode", "nixl_post_s") if case.pull else None
+    servers = max(1, case.cell.servers("decode"))
+    return (posted or 0.0) * case.turns.handoffs_s / servers if case.turns is not None else 0.0
+
+
+def posts_on_loop(case: Case) -> bool:
+    """In pull, unless something else holds the loop, or streams that ran beside posts did not miss them: then a thread
+    posts."""
+    if case.turns is None or not posted_share(case):
+        return False
+    lost, beside = case.turns.lost.value, _beside_posts(case)
+    return posted_share(case) >= EXPLAINS * lost and not (beside >= TELLING and lost < SEEN * min(1.0, beside))
+
+
+def _beside_posts(case: Case) -> float:
+    """Share of streams' time that posting would take on their loop, at least: from those that ran already when a
+    request was sent and still did at its first token, on the same server by chance."""
+    answers = case.cell.answers
+    sent, first, last = (values[answers.ok] for values in (answers.sent, answers.first, answers.last))
+    running = float(np.nansum(last - first))
+    if not running > 0:
+        return 0.0
+    # Streams that began before a request was sent, less those that ended before its first token: none begin between.
+    through = np.searchsorted(np.sort(first), sent) - np.searchsorted(np.sort(last), first)
+    servers = max(1, case.cell.servers("decode"))
+    return float(np.maximum(through, 0).sum()) * case.split.get("post") / 1000 / servers / running
+
 
 def turn_met_ms(case: Case) -> float:
+    """What a healthy engine takes to notice, with the posts of others on its loop (`_turns_met_ms`): as streams saw
+    turns, or as this run's own requests make posts meet (`posts_of_others_ms`), the longer of the two."""
+    found, turns = _turns_met_ms(case), case.turns
+    if turns is None or not posts_on_loop(case):
+        return found
+    stalled = max(0.0, case.split.get("first_step") - turns.quiet_ms)
+    return max(found, 2 * turns.quiet_ms + max(0.0, posts_of_others_ms(case) - stalled))
+
+
+def _turns_met_ms(case: Case) -> float:
     """What a healthy engine takes to notice: what is left of the turn in which the KV lands, the turn that admits, and
     in pull the posts of others that are made in the same turn as one's own.
 
@@ -80,6 +128,65 @@ def _together(sent: Sequence[Floats], post_s: float, turn_s: float) -> float:
     return others / max(1, sum(len(mine) for mine in sent))
 
 
+def posts_of_others_ms(case: Case) -> float:
+    """What a request waits for the posts of others on its loop, on average, from its arrival at decode on.
+
+    From this run's own requests, which leave prefill one after the other: each turn posts all that came before it, then
+    a turn follows that notices what has landed and posts what came meanwhile.
+    """
+    cell, split, turns = case.cell, case.split, case.turns
+    sent, servers = np.sort(cell.answers.sent[cell.answers.ok]), max(1, cell.servers("decode"))
+    if turns is None or not len(sent):
+        return 0.0
+    come, each_s, prefills = np.array(sent), split.get("prefill") / 1000, max(1, cell.servers("prefill"))
+    for k in range(prefills):
+        before = each_s * np.arange(len(sent[k::prefills]))
+        come[k::prefills] = np.maximum.accumulate(sent[k::prefills] - before) + before + each_s
+    times_s = (split.get("post") / 1000, split.get("transfer") / 1000, turns.quiet_ms / 1000)
+    return 1000 * sum(_met_s(np.sort(come[k::servers]), *times_s) for k in range(servers)) / len(sent)
+
+
+def _met_s(come: Floats, post_s: float, moved_s: float, turn_s: float) -> float:
+    """Time that all of these wait for posts of others: in the turn in which they come, in the one that posts their own,
+    and from when their KV has landed up to the turn that admits them."""
+    begins: list[float] = []
+    counts: list[int] = []
+    met, t, i = 0.0, -np.inf, 0
+    while i < len(come):
+        begin = max(t, float(come[i]))
+        here = int(np.searchsorted(come, begin, side="right")) - i
+        before = counts[-1] * post_s if counts else 0.0
+        met += float(np.clip(begin - come[i : i + here] - turn_s, 0.0, before).sum())
+        begins.append(begin)
+        counts.append(here)
+        t, i = begin + here * post_s + turn_s, i + here
+    first, count = np.repeat(begins, counts), np.repeat(counts, counts)
+    place = np.arange(len(come)) - np.repeat(np.cumsum(counts) - counts, counts)
+    after = np.maximum(0.0, (count - place - 1) * post_s - moved_s)  # the KV moves while the next are posted
+    landed = np.maximum(first + count * post_s, first + (place + 1) * post_s + moved_s)
+    starts, long = np.append(begins, np.inf), np.append(np.array(counts) * post_s, 0.0)
+    now = np.searchsorted(starts[:-1] + long[:-1], landed + 1e-9)  # the posts under way when it lands, or the next
+    under_way = starts[now] <= landed
+    rest = np.where(under_way, starts[now] + long[now] - landed, 0.0)
+    then = np.minimum(now + under_way, len(begins))
+    soon = starts[then] <= landed + rest + turn_s + 1e-9
+    return met + float((place * post_s + after + rest + np.where(soon, long[then], 0.0)).sum())
+
+
+def behind_posts(case: Case) -> Part:
+    """What a request waits for the posts of others: what is longer than quiet turns in the wait to be noticed and in
+    the first step, up to what this run's requests explain; 0 where posts hold no loop."""
+    turns, most = case.turns, posts_of_others_ms(case) if posts_on_loop(case) else 0.0
+
+    def behind(split: Split) -> float | None:
+        if turns is None:
+            return 0.0
+        late = max(0.0, split.get("poll") - 2 * turns.quiet_ms)
+        return min(most, late + max(0.0, split.get("first_step") - turns.quiet_ms))
+
+    return behind
+
+
 def wait_to_post(case: Case) -> Callable[[Split], float]:
     """What of `poll` beyond a turn is the wait for prefill's posting thread: at most what these very requests, one
     after the other, would have waited for it.
@@ -105,11 +212,11 @@ def _queued_ms(sent: Floats, each_s: float, servers: int) -> float:
 
 
 def posting(case: Case) -> Part:
-    """The post with the wait for it; `None` where the post was not measured."""
-    thread = wait_to_post(case)
+    """The post with the wait for it and for others'; `None` where the post was not measured."""
+    thread, behind = wait_to_post(case), behind_posts(case)
 
     def whole(split: Split) -> float | None:
         post = split.parts.get("post")
-        return None if post is None else post + thread(split)
+        return None if post is None else post + thread(split) + (behind(split) or 0.0)
 
     return whole

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from pdbench.report.causes.case import Case, Cause, Taken
+from pdbench.report.causes.loop import holds_others
+from pdbench.report.causes.posting import posts_on_loop
 from pdbench.report.cell import COLOCATED
 from pdbench.report.prefix import PREFIX_WARN_SHARE, prefix_hits
 from pdbench.report.split import Split
@@ -22,13 +24,15 @@ def prefill_queue(case: Case) -> Iterator[tuple[Cause, Taken | None]]:
     """Requests wait for prefill; co-located, where slots are known not to be what they wait for.
 
     A server that is busy for less than two thirds of the time, and for which they wait for less than computing the
-    prompt then takes (in a steady state that is the same, M/D/1), is no bottleneck.
+    prompt then takes (in a steady state that is the same, M/D/1), is no bottleneck. Nor is it where streams in closed
+    loop come to it together because posts on decode's loop let them go together, however long they then wait.
     """
     cell, spent = case.cell, case.split.parts.get("prefill")
     taken = case.taken("prefill queue", lambda split: split.for_prefill)
     if taken is None or not taken.is_wait():
         return
-    if taken.ms < (spent or 0.0) and (in_work(case) or 0.0) < BUSY:
+    together = cell.streams is not None and posts_on_loop(case) and holds_others(case)
+    if (taken.ms < (spent or 0.0) or together) and (in_work(case) or 0.0) < BUSY:
         return
     numbers = [f"waiting for prefill takes {case.of_ttft(taken.ms)}"]
     if spent is not None:

@@ -7,8 +7,8 @@ from collections.abc import Container, Iterator
 from pdbench.report.causes.case import WAIT_SHARE, WORK_SHARE, Case, Cause, Part, Taken
 from pdbench.report.causes.decode import noticed_late
 from pdbench.report.causes.handoff import copied_in_post, fragments_ms, speed_after_post_gb_s
-from pdbench.report.causes.loop import own_stall, posts_on_loop
-from pdbench.report.causes.posting import posting
+from pdbench.report.causes.loop import own_stall
+from pdbench.report.causes.posting import posting, posts_on_loop
 from pdbench.report.cell import PUSH
 from pdbench.report.finding import VOID
 from pdbench.report.split import Split
