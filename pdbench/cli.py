@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import gc
 import importlib
+import re
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from typing import Annotated, Any, cast
@@ -167,6 +168,29 @@ def _explain(error: PdbenchError) -> None:
     from rich.console import Console
 
     console = Console(stderr=True, highlight=False, soft_wrap=True)
-    console.print(f"pdbench: {error}", markup=False, style="bold")
+    width = console.width if console.is_terminal else None
+    console.print(folded(f"pdbench: {error}", width), markup=False, style="bold")
     if error.hint:
-        console.print(f"  {error.hint}", markup=False)
+        console.print(folded(f"  {error.hint}", width), markup=False)
+
+
+# A command with its flags, their values, paths and URLs: what is copied stays in one line.
+_VALUE = r"[^\s,;()]+"
+_COMMAND = re.compile(
+    rf"\bpdbench (?:{'|'.join(VERBS)})\b(?: --?[a-z][\w-]*(?:[ =](?!-){_VALUE})?| [A-Z~./]{_VALUE}| \S*/{_VALUE})*"
+    rf"|\bcurl {_VALUE}"
+)
+_GLUE = "\ue000"  # stands for a space that is no place to break
+
+
+def folded(text: str, width: int | None) -> str:
+    """The text in lines of at most `width`, broken between words; URLs, paths and commands stay whole, to be copied."""
+    if width is None:
+        return text
+    import textwrap
+
+    whole = _COMMAND.sub(lambda found: found[0].replace(" ", _GLUE), text)
+    return "\n".join(
+        textwrap.fill(line, width, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False)
+        for line in whole.splitlines()
+    ).replace(_GLUE, " ")

@@ -31,7 +31,9 @@ _MEANS = {
     "avg mb per transfer": ("nixl_nbytes", MIB),
     "avg number of descriptors": ("nixl_descriptors", 1.0),
 }
-_FIELD = re.compile(r"""([A-Za-z][A-Za-z0-9 /()]*?)\s*=\s*([-+]?[0-9.]+(?:[eE][-+]?[0-9]+)?)(?=$|[,}\s"'\\])""")
+_NUMBER = r"[-+]?(?:[0-9]{1,3}(?:,[0-9]{3})+(?![0-9])(?:\.[0-9]+)?|[0-9.]+(?:[eE][-+]?[0-9]+)?)"  # also 1,234
+_FIELD = re.compile(rf"""([A-Za-z][A-Za-z0-9 /()]*?)\s*=\s*({_NUMBER})(?=$|[,}}\s"'\\])""")
+_QUOTED = re.compile(rf"""['"]([^'"]+)['"]\s*:\s*['"]?({_NUMBER})""")
 _CHILD = re.compile(r"[=:]\s*\{([^{}]*)\}")  # a table within which there is no other: also of a connector of connectors
 _NUMPY = re.compile(r"\bnp\.\w+\(([^()]*)\)")  # how numpy 2 prints a number inside a table
 _COLOUR = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
@@ -129,8 +131,8 @@ def _tables(text: str) -> Iterator[dict[str, float]]:
 
 def _fields(body: str) -> Iterator[tuple[str, str]]:
     """`Name=value` pairs, also as a Python or JSON table prints them ('Name': value)."""
-    quoted = re.findall(r"""['"]([^'"]+)['"]\s*:\s*['"]?([-+]?[0-9.]+(?:[eE][-+]?[0-9]+)?)""", body)
-    for name, value in quoted or _FIELD.findall(body):
+    for name, told in _QUOTED.findall(body) or _FIELD.findall(body):
+        value = told.replace(",", "")
         try:
             float(value)
         except ValueError:

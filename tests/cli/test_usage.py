@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import os
+import pty
+import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
-from pdbench.cli import main
+from pdbench.cli import folded, main
 
 
 @pytest.mark.parametrize(
@@ -98,3 +103,48 @@ def test_what_exists_is_not_to_be_resumed_by_an_import(tmp_path: Path, capsys: p
     assert "resume" not in capsys.readouterr().err
     assert main(["sweep", "--out", str(tmp_path)]) == 2
     assert f"sweep --resume {tmp_path}" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "pdbench: recipe.toml: unknown key max_num_sequences. Known are: api_key_env, api_key_file, engine, link_gb_s.",
+        "  Go on: pdbench sweep --resume runs/a-long-name/2026 --repeats 3, or see what there is: pdbench report X/Y",
+        "  See what it serves: curl http://a-host-with-a-long-name.example.org:8192/prefix/v1/models, then give it.",
+        f"pdbench: /{'x' * 120} is not TOML.",
+    ],
+)
+def test_error_lines_are_folded_between_words_and_commands_stay_whole(text: str) -> None:
+    lines = folded(text, 80).splitlines()
+    commands = [
+        "pdbench sweep --resume runs/a-long-name/2026 --repeats 3",
+        "pdbench report X/Y",
+        "curl http://a-host-with-a-long-name.example.org:8192/prefix/v1/models",
+    ]
+    assert " ".join(" ".join(lines).split()) == " ".join(text.split())
+    assert all(len(line) <= 80 or "x" * 120 in line for line in lines) and len(lines) > 1
+    assert all(any(command in line for line in lines) for command in commands if command in text)
+    assert folded(text, None) == text
+
+
+def test_on_a_terminal_an_error_is_as_wide_as_it_and_in_a_file_one_line(tmp_path: Path) -> None:
+    recipe = tmp_path / "recipe.toml"
+    recipe.write_text("max_num_sequences = 8\n")
+    command = [sys.executable, "-m", "pdbench", "doctor", "--recipe", str(recipe)]
+    parent, child = pty.openpty()
+    subprocess.run(["stty", "cols", "60"], stdin=child, check=True)
+    environment = {name: value for name, value in os.environ.items() if name != "COLUMNS"} | {"TERM": "xterm"}
+    shown = subprocess.Popen(command, stdin=child, stdout=child, stderr=child, env=environment)
+    os.close(child)
+    text = b""
+    while True:
+        try:
+            text += os.read(parent, 65536)
+        except OSError:  # nobody has the other end open any more
+            break
+    os.close(parent)
+    assert shown.wait() == 2
+    plain = re.sub(r"\x1b\[[0-9;]*m", "", text.decode()).splitlines()
+    assert "prefill_max_num_seqs" in "".join(plain) and all(len(x) <= 60 or str(recipe) in x for x in plain)
+    filed = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
+    assert len(filed.stderr.splitlines()) == 2

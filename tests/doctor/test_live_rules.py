@@ -139,6 +139,16 @@ def test_a_small_request_that_fails(answer: Reply) -> None:
     assert level(checks(vllm("decode", metrics=decode_page(QUIET)), answer=answer), "answers") == "fail"
 
 
+def test_what_came_is_said_where_no_engine_answered() -> None:
+    """A web page is named by its title, and nobody is sent to look for a handshake."""
+    page_of = b"<!DOCTYPE html>\n<html><head><title>501 Not\nImplemented</title></head><body>x</body></html>"
+    for answer in (Reply(page_of, 501, "text/html"), Reply(b"no such route", 501)):
+        found = checks(vllm("decode", metrics=decode_page(QUIET)), answer=answer)
+        said = next(check for check in found if check.rule == "answers")
+        assert "HTTP 501" in said.evidence and "hash mismatch" not in said.fix
+        assert ("an HTML page, '501 Not Implemented'" in said.evidence) is (answer.body == page_of)
+
+
 def test_a_proxy_that_collects_the_stream() -> None:
     """The replayed answer comes in one piece: the events of a real stream do not."""
     assert level(checks(vllm("decode", metrics=decode_page(QUIET))), "streaming") == "warn"

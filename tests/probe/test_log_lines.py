@@ -47,6 +47,7 @@ def totals(*lines: str) -> LogTotals:
         f"[pod/decode-0/vllm] {json.dumps({'ts': 1, 'message': NEW})}",
         json.dumps({"level": "INFO", "fields": {"message": NEW, "file": "metrics.py"}}),
         json.dumps({"log": json.dumps({"message": OLD}) + "\n", "stream": "stderr"}),
+        NEW.replace("66.245", "1,066.245").replace("248.699", "2,248.699"),
         f"\x1b[32mINFO\x1b[0m {NEW}\x1b[0m\r",
     ],
 )
@@ -115,3 +116,15 @@ def test_messages_that_mean_trouble(line: str, code: str) -> None:
 @given(st.text())
 def test_any_text_is_read_without_an_exception(text: str) -> None:
     totals(text, f"KV Transfer metrics: {text}", '{"message": "KV Transfer metrics: ' + text)
+
+
+@pytest.mark.parametrize(
+    "form",
+    [
+        "Num KV expired reqs={}, Num notifs after expiry={}",
+        "X={{'Num KV expired reqs': '{}', 'Num notifs after expiry': {}}}",
+    ],
+)
+def test_thousands_with_commas(form: str) -> None:
+    found = totals("KV Transfer metrics: " + form.format("1,234", "12,345,678"))
+    assert found.counts == {"nixl_kv_expired": 1234.0, "nixl_used_after_expiry": 12345678.0}

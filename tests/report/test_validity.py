@@ -328,3 +328,27 @@ def test_arrivals_off_voids(tmp_path: Path) -> None:
     world = World(arrivals="constant", plan={"arrivals": "poisson"})
     assert flags(tmp_path, world)["arrivals-off"][0] == "void"
     assert "arrivals-off" not in flags(tmp_path / "b", World(arrivals="constant"))
+
+
+@pytest.mark.parametrize(
+    ("lost_every", "used", "said"),
+    [
+        (0, 0.0, "came back all the same"),
+        (4, 0.0, "80 requests had no whole answer"),
+        (4, 3.0, "came back all the same"),
+    ],
+)
+def test_an_answer_from_freed_kv_is_spoken_of_where_there_was_one(
+    tmp_path: Path, lost_every: int, used: float, said: str
+) -> None:
+    """24 leases end: with 80 requests unanswered and no KV used after its expiry, no answer came from it."""
+
+    def tamper(t: float, of: str, rows: Rows) -> Rows:
+        rows = set_rows("nixl_kv_expired", lambda t: 24.0 * (t > 20), role="prefill")(t, of, rows)
+        return set_rows("nixl_used_after_expiry", lambda t: used * (t > 20), role="prefill")(t, of, rows)
+
+    spoil = every(lost_every, status="timeout", **NO_TOKENS) if lost_every else []
+    cell = summarise(make_run(tmp_path / "run", [[World(**{**vars(HEALTHY), "tamper": tamper, "spoil": spoil})]]))[
+        "cells"
+    ][0]
+    assert said in next(cause["evidence"] for cause in cell["diagnosis"] if cause["cause"] == "kv-expired")

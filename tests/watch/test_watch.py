@@ -322,6 +322,53 @@ def test_many_servers_that_do_not_answer_leave_room_on_a_terminal_of_24_lines() 
     assert len(frame.now.flags["metrics-missing"]) < 300 and "and 97 more" in frame.now.flags["metrics-missing"]
 
 
+@pytest.mark.parametrize(
+    ("body", "trouble"),
+    [
+        (b"", "an empty page"),
+        (b"vllm:num_requests_running NaN\nvllm:num_requests_waiting NaN\n", "2 are NaN"),
+        (b"python_info 1\n", "no series"),
+    ],
+)
+def test_a_page_without_a_figure_is_a_missing_one(body: bytes, trouble: str) -> None:
+    async def look(urls: list[tuple[str, str]]) -> Frame:
+        view = Watch(build("t", urls), 1.0)
+        async with from_servers(view.deployment, view.servers) as look:
+            await look()
+        return view.step(0.0)
+
+    with serving(vllm("prefill")) as prefill, serving(vllm("decode", metrics=page(body))) as decode:
+        frame = asyncio.run(look([("prefill", prefill.url), ("decode", decode.url)]))
+    assert [one.up for one in frame.servers] == [True, False]
+    assert trouble in frame.now.flags["metrics-missing"]
+
+
+@pytest.mark.parametrize(
+    ("slots", "running", "usage", "cause"),
+    [
+        (4, 4.0, 0.5, "decode-slots"),
+        (8, 4.0, 0.99, "decode-kv-pool"),
+        (8, 4.0, 0.5, "prefill-queue"),
+        (None, 4.0, 0.5, "prefill-queue"),
+    ],
+)  # fmt: skip
+def test_a_queue_before_a_server_that_does_both(slots: int | None, running: float, usage: float, cause: str) -> None:
+    """Ten requests, each 2 s in the queue and 0.1 s in prefill: no prefill server and no decoder is spoken of."""
+    limits = {"colocated-0": slots} if slots else {}
+    view = Watch(build("t", [("colocated", "http://127.0.0.1:1")], slots=limits), 1.0)
+    for t_s in (0.0, 10.0):
+        done = t_s
+        rows = [
+            ("m", name, "gauge", "0", "{}", value) for name, value in (("running", running), ("kv_cache_usage", usage))
+        ]
+        for name, each_s in (("queue_s", 2.0), ("prefill_s", 0.1), ("e2e_s", 3.0)):
+            rows += [("m", name, "sum", "0", "{}", done * each_s), ("m", name, "count", "0", "{}", done)]
+        view.servers[0].take(t_s, rows)
+        frame = view.step(t_s)
+    assert frame.now.cause == cause
+    assert "co-located" in frame.now.verdict and "prefill server" not in frame.now.verdict
+
+
 def test_sglang_shows_its_stages() -> None:
     """Ten requests between two looks, each stage with a length of its own."""
 

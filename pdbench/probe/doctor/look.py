@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import re
 import secrets
 import time
 from collections.abc import Mapping
@@ -156,8 +157,8 @@ async def _send(client: aiohttp.ClientSession, case: Case) -> Sent:
     try:
         async with asyncio.timeout(REQUEST_S), client.post(url, json=body, headers=_headers(case, url)) as response:
             if response.status != 200:
-                said = clean((await response.content.read(2000)).decode("utf-8", "replace"), 160)
-                return _refused(case, f"a small request ended in HTTP {response.status}: {said}")
+                text = (await response.content.read(2000)).decode("utf-8", "replace")
+                return _refused(case, f"a small request ended in HTTP {response.status}: {_said(text)}", _is_html(text))
             async for line in response.content:
                 event = _event(line)
                 error = error or _error(event)
@@ -182,11 +183,27 @@ async def _send(client: aiohttp.ClientSession, case: Case) -> Sent:
     )
 
 
-def _refused(case: Case, trouble: str) -> Sent:
+def _is_html(text: str) -> bool:
+    return text.lstrip().lower().startswith(("<!doctype html", "<html"))
+
+
+def _said(text: str) -> str:
+    """The answer in one line; of a web page its title."""
+    if not _is_html(text):
+        return clean(text, 160)
+    title = re.search(r"<title[^>]*>(.*?)</title", text, re.IGNORECASE | re.DOTALL)
+    return f"an HTML page, {clean(title[1].strip(), 80)!r}" if title else "an HTML page"
+
+
+def _refused(case: Case, trouble: str, page: bool = False) -> Sent:
     hint = "Look at the server's log."
-    if "HTTP 404" in trouble:
+    if page:
+        hint = (
+            f"No engine says that: see what answers at {case.deployment.entry.url}, the entry or something before it."
+        )
+    elif "HTTP 404" in trouble:
         hint = f"Give --model with what it serves: curl {case.deployment.entry.url}/v1/models."
-    elif case.of("decode"):
+    elif case.of("decode") and case.deployment.engine in (None, "vllm") and "HTTP 501" not in trouble:
         hint = "Look for 'NIXL compatibility hash mismatch' in decode's log: mode, version and layout must agree."
     return Sent(trouble=case.deployment.credentials.redact(trouble), hint=hint)
 

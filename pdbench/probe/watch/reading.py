@@ -40,6 +40,21 @@ ADVICE = {
 }
 
 
+# What a server that does both is said to lack: it has no prefill servers and no decoders.
+COLOCATED = {
+    "decode-slots": (
+        "slots of the co-located server",
+        "raise --max-num-seqs (KV memory first), add servers, or send less",
+    ),
+    "decode-kv-pool": ("KV pool of the co-located server", "shorter contexts, more KV memory, FP8 KV"),
+    "prefill-queue": (
+        "queue of the co-located server",
+        "add a server, or send less; --max-num-seqs tells whether slots are short",
+    ),
+    "prefill-compute": ("prompts on the co-located server", "more GPUs a server, shorter prompts, prefix caching"),
+}
+
+
 @dataclass(frozen=True, slots=True)
 class Reading:
     """One window, understood. None is not measured."""
@@ -226,12 +241,20 @@ def _verdict(found: Reading, window: Window, servers: Sequence[Watched], maker: 
             cause = "decode-kv-pool"
         elif use < HALF * found.slots_available:
             cause = None
+    if maker == "colocated" and part == "prefill_queue":
+        cause = _colocated_queue(use, kv, found.slots_available)
     if cause is None or value < HALF * total:
-        return (
-            None,
-            f"no part of TTFT stands out: the largest is {part.replace('_', ' ')}, {value:,.0f} of {total:,.0f} ms.",
-        )
+        name = "queue" if maker == "colocated" and part == "prefill_queue" else part.replace("_", " ")
+        return None, f"no part of TTFT stands out: the largest is {name}, {value:,.0f} of {total:,.0f} ms."
     slots = ""
     if cause == "decode-slots" and found.slots_needed and found.slots_available:
         slots = f", {found.slots_needed:.1f} of {found.slots_available} slots needed"
-    return cause, f"{cause}: {value:,.0f} of {total:,.0f} ms of TTFT on the servers{slots}; {ADVICE[cause]}."
+    title, advice = COLOCATED[cause] if maker == "colocated" else (cause, ADVICE[cause])
+    return cause, f"{title}: {value:,.0f} of {total:,.0f} ms of TTFT on the servers{slots}; {advice}."
+
+
+def _colocated_queue(running: float | None, kv: float, slots: int | None) -> str:
+    """What requests wait for before a server that does both: slots that are full, KV that is, or its turn."""
+    if running is not None and slots and running >= SLOTS_FULL * slots:
+        return "decode-slots"
+    return "decode-kv-pool" if kv > KV_FULL else "prefill-queue"

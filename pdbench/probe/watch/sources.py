@@ -72,9 +72,16 @@ def _take(seen: Watched, answer: Answer, read: Callable[[bytes], Page], deployme
         seen.lost(t_s, deployment.credentials.redact(trouble))
         return
     try:
-        seen.take(t_s, read(answer.body).rows)
+        page = read(answer.body)
     except BadPage as bad:
         seen.lost(t_s, str(bad))
+        return
+    if page.rows:
+        seen.take(t_s, page.rows)
+    elif page.dropped:
+        seen.lost(t_s, f"no number on its page: {page.dropped} are NaN or infinite")
+    else:
+        seen.lost(t_s, "an empty page" if not answer.body.strip() else "no series that pdbench knows")
 
 
 def from_prometheus(

@@ -33,14 +33,25 @@ def kv_expired(cell: Measured, findings: Sequence[Finding]) -> Iterator[Cause]:
         return
     waited = cell.window.mean_s("decode", "queue_s")
     late = "" if waited is None else f"; decode's queue is {waited:,.1f} s long on average"
+    answered = _answered_from_freed_kv(cell)
     push = " Push cannot renew leases." if cell.mode == "push" else ""
     yield Cause(
         "kv-expired",
         None,
-        f"{found.evidence.partition('. ')[0]}{late}. HTTP 200 and a text came back all the same.",
+        f"{found.evidence.partition('. ')[0]}{late}. {answered}",
         f"Raise kv_lease_duration above decode's longest wait, and shorten that wait.{push}",
         "With a longer lease both counters stand still under the same load.",
     )
+
+
+def _answered_from_freed_kv(cell: Measured) -> str:
+    """What became of those requests: an answer all the same, or none, where as many had none."""
+    unanswered = cell.answers.count("failed", "truncated", "timeout", "rejected")
+    expired = cell.window.delta(None, "nixl_kv_expired") or 0
+    used = cell.window.delta(None, "nixl_used_after_expiry") or 0
+    if cell.answers.count("ok") and (used or expired > unanswered):
+        return "HTTP 200 and a text came back all the same."
+    return f"{unanswered:,} requests had no whole answer."
 
 
 def recomputing(cell: Measured, findings: Sequence[Finding]) -> Iterator[Cause]:
