@@ -327,6 +327,7 @@ def test_many_servers_that_do_not_answer_leave_room_on_a_terminal_of_24_lines() 
     [
         (b"", "an empty page"),
         (b"vllm:num_requests_running NaN\nvllm:num_requests_waiting NaN\n", "2 are NaN"),
+        (b"process_start_time_seconds 1.7e9\nvllm:num_requests_running NaN\n", "1 are NaN"),
         (b"python_info 1\n", "no series"),
     ],
 )

@@ -76,7 +76,7 @@ def _take(seen: Watched, answer: Answer, read: Callable[[bytes], Page], deployme
     except BadPage as bad:
         seen.lost(t_s, str(bad))
         return
-    if page.rows:
+    if any(row[1] != "process_start_s" for row in page.rows):
         seen.take(t_s, page.rows)
     elif page.dropped:
         seen.lost(t_s, f"no number on its page: {page.dropped} are NaN or infinite")
