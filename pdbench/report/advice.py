@@ -46,7 +46,7 @@ def slot_advice(
     """
     limit_s = acceptable_s(cell, wait_ms)
     if loop is not None and slots.available and cell.rate is not None:
-        return _beside_held_loop(cell, slots.available, loop, limit_s)
+        return _beside_held_loop(cell, slots, loop, limit_s)
     kv = cell.window.send_max(cell.decoder, "kv_cache_usage", average=True)
     full = "at most 1%" if kv is not None and kv < 0.01 else f"at most {kv or 0.0:.0%}"
     memory = "check KV memory first" if kv is None else f"its KV cache was {full} full"
@@ -72,6 +72,14 @@ def acceptable_s(cell: Measured, wait_ms: float | None) -> float:
     return min(WAIT_SHARE * (e2el - wait_ms), max(rest, noticed)) / 1000
 
 
+def raised(cell: Measured, slots: Slots, total: int) -> str:
+    """The flag, which is of each server, where `total` slots are needed on all of them together."""
+    servers = max(1, cell.servers(cell.decoder))
+    if servers == 1:
+        return f"--max-num-seqs on {slots.where} to {total}"
+    return f"--max-num-seqs to {math.ceil(total / servers)} on each of the {servers} {cell.decoder} servers"
+
+
 def _growing(cell: Measured, slots: Slots) -> Tpot | None:
     """TPOT of any batch: as measured, and by how much a turn grows with each further stream, where the turns are those
     that TPOT is made of: on a busy machine something else makes it, and the growth is not known."""
@@ -91,7 +99,6 @@ def _in_closed_loop(cell: Measured, slots: Slots, wait_ms: float, limit_s: float
     Shorter waits bring requests sooner, so that the rate rises with the slots. As many slots as streams always do.
     """
     streams, available = cell.streams or 0, slots.available or 0
-    where = f"--max-num-seqs on {slots.where}"
 
     def waits(count: int, sending: int) -> bool:
         found = closed_cell(cell, slots, wait_ms, count, sending)
@@ -100,7 +107,7 @@ def _in_closed_loop(cell: Measured, slots: Slots, wait_ms: float, limit_s: float
     servers = max(1, cell.servers(cell.decoder))
     larger = range(available + servers, streams, servers)
     enough = next((c for c in larger if not waits(c, streams)), max(streams, available + servers))
-    text = f"Raise {where} to {enough} for {streams} streams in closed loop"
+    text = f"Raise {raised(cell, slots, enough)} for {streams} streams in closed loop"
     if (found := closed_cell(cell, slots, wait_ms, enough, streams)) is not None:
         text += f", of which {found.held:.1f} then hold a slot on average"
     fits = next((n for n in range(streams - 1, 0, -1) if not waits(available, n)), 0)
@@ -127,26 +134,37 @@ def closed_cell(cell: Measured, slots: Slots, wait_ms: float, count: int, stream
     return Closed(one.wait_s, one.rate * servers, one.held * servers)
 
 
-def _beside_held_loop(cell: Measured, available: int, loop: HeldLoop, limit_s: float) -> str:
-    """Where the loop is held, first of all what holds it; then what more slots would do, which may be nothing."""
+def slots_beside(cell: Measured, slots: Slots, loop: HeldLoop, limit_s: float) -> str | None:
+    """What more slots do while the loop stays held; `None` where no number is known to be enough."""
     rate, tokens = cell.rate or 0.0, cell.answers.mean(cell.answers.output_tokens) or 1.0
+    available = slots.available or 0
+    running = running_without_limit(rate, tokens, loop.tpot)
+    larger = range(available + 1, LARGER * available + 1)
+    fits = next((c for c in larger if _acceptable(cell, loop.tpot, rate, c, limit_s)), None)
+    # How TPOT grows with the batch is little known where the slots were full all the time.
+    if loop.share >= 1 or fits is None or running is None:
+        return None
+    batch = batch_waits(rate, tokens, loop.tpot, fits)
+    slower = loop.tpot.at(min(fits, batch.running if batch is not None else fits))
+    where = raised(cell, slots, fits)
+    return f"raise {where}, and the wait for a slot ends, at a TPOT of about {slower:,.1f} ms"
+
+
+def _beside_held_loop(cell: Measured, slots: Slots, loop: HeldLoop, limit_s: float) -> str:
+    """Where the loop is held, first of all what holds it; then what more slots would do, which may be nothing."""
+    available = slots.available or 0
     what = "posting transfers" if loop.posting else "what each handoff does there"
     move = "push, or a connector that posts on a thread of its own" if loop.posting else "profile a step that admits"
     text = (
         f"Free decode's loop of {what} ({move}): {loop.stall_ms:,.0f} ms a handoff would hold it for"
         f" {loop.share:.0%} of its time at this rate"
     )
-    larger = range(available + 1, LARGER * available + 1)
-    fits = next((c for c in larger if _acceptable(cell, loop.tpot, rate, c, limit_s)), None)
     if loop.share >= 1:
         text += ", and no number of slots carries it"
-    elif fits is None or running_without_limit(rate, tokens, loop.tpot) is None:
-        # How TPOT grows with the batch is little known where the slots were full all the time.
-        text += "; whether more slots would do cannot be said from the batch sizes that were seen"
+    elif (more := slots_beside(cell, slots, loop, limit_s)) is not None:
+        text += f"; {more}"
     else:
-        running = batch_waits(rate, tokens, loop.tpot, fits)
-        slower = loop.tpot.at(min(fits, running.running if running is not None else fits))
-        text += f"; with about {fits} slots (--max-num-seqs) the wait for one ends, at a TPOT of {slower:,.1f} ms"
+        text += "; whether more slots would do cannot be said from the batch sizes that were seen"
     highest = _highest(cell, loop.tpot, available, limit_s)
     return f"{text}." + (
         f" As it is, {highest:g} req/s have a mean wait of at most {1000 * limit_s:,.0f} ms." if highest else ""
@@ -168,7 +186,7 @@ def _slots_or_rate(cell: Measured, slots: Slots, tpot: Tpot, limit_s: float, mem
     highest = 0.0 if enough or cell.rate is None else _highest(cell, tpot, available, limit_s)
     lower = f"ower the rate to {highest:g} req/s, where the mean wait for a slot is at most {1000 * limit_s:,.0f} ms"
     if fits is not None:
-        text = f"Raise --max-num-seqs on {slots.where} to {fits}"
+        text = f"Raise {raised(cell, slots, fits)}"
         return f"{text} or l{lower} ({memory})." if highest else f"{text} ({memory})."
     why = f"more slots are a risk: what streams and prompts add makes {growth:.0%} of each turn at the asked rate"
     return f"L{lower}, or add a server; {why}." if highest else f"Add a server or lower the rate; {why}."

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 from pdbench.littles_law.batch import Tpot
 from pdbench.littles_law.slots import implied_stall_s
-from pdbench.report.advice import HeldLoop, expected_wait_s
+from pdbench.report.advice import HeldLoop, acceptable_s, expected_wait_s, slots_beside
 from pdbench.report.causes.case import BESIDE_SHARE, NOTICED_TURNS, WAIT_SHARE, Case, Cause, Part, Taken
 from pdbench.report.causes.first_turns import stall_together_ms
 from pdbench.report.causes.posting import EXPLAINS, SEEN, behind_posts, posted_share, posting, posts_on_loop
@@ -108,17 +108,21 @@ def engine_loop_blocking(case: Case) -> Iterator[tuple[Cause, Taken | None]]:
     if not much and not holds_itself(case, loop, together, taken):
         return
     numbers = _numbers(case, turns, loop, together)
+    advice = _advice(case, turns)
     slots = case.taken("slots", lambda split: split.for_slots) if case.slots.reached else None
     if slots is not None and slots.is_wait() and only_for_stalls(case):
         numbers.append(
             f"waiting for a slot takes {case.of_ttft(slots.ms)}: there were enough if the loop were not held"
         )
+        beside = held_loop(case)
+        if beside and (more := slots_beside(case.cell, case.slots, beside, acceptable_s(case.cell, slots.ms))):
+            advice += f" Or, the loop held as it is: {more}."
         taken = case.taken("slots", with_slots(post if posts_on_loop(case) else own_stall(turns)))
     numbers += [text for text in (stall_text(case), across_rates(case)) if text is not None]
     confirm = "TPOT at the same batch falls when handoffs stop: stream long answers without new arrivals."
     if turns.lost.value < SURE_LOOP_SHARE and posts_on_loop(case):
         confirm = "A request sent alone waits for its own post and for no other."
-    yield case.named("engine-loop-blocking", taken, numbers, _advice(case, turns), confirm)
+    yield case.named("engine-loop-blocking", taken, numbers, advice, confirm)
 
 
 def _advice(case: Case, turns: Turns) -> str:

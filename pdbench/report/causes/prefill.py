@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 
 from pdbench.report.causes.case import Case, Cause, Taken
@@ -13,6 +14,7 @@ from pdbench.report.split import Split
 from pdbench.report.stages import prompt_share
 
 BUSY = 2 / 3  # prompts in work: below, M/D/1's wait is shorter than the service
+PLANNED = 0.6  # of an instance's time to plan for: a little below
 PINNED_SHARE = 0.5  # of the prefill servers' samples with requests waiting in which their KV pool was full
 
 
@@ -41,9 +43,8 @@ def prefill_queue(case: Case) -> Iterator[tuple[Cause, Taken | None]]:
     waiting = cell.window.send_mean("colocated" if case.colocated else "prefill", "waiting")
     if waiting is not None:
         numbers.append(f"{waiting:.1f} requests waited on average")
-    advice = "Add a prefill instance, or lower the rate."
+    advice, confirm = _instances(case, taken.ms, spent)
     if case.colocated:
-        advice = "Add an instance, or lower the rate."
         if case.slots.available is None:
             numbers.append("whether they wait for a slot is not distinguishable: give --max-num-seqs")
     elif pinned(case):
@@ -51,8 +52,43 @@ def prefill_queue(case: Case) -> Iterator[tuple[Cause, Taken | None]]:
         advice = (
             "Find out why decode does not collect KV (its slots, its pool): prefill waits for blocks, not for compute."
         )
-    confirm = "With one more prefill instance, its waiting falls to 0 at the same rate."
+        confirm = "Once decode collects KV as fast as it comes, prefill's waiting falls to 0."
     yield case.named("prefill-queue", taken, numbers, advice, confirm)
+
+
+def _instances(case: Case, wait_ms: float, spent_ms: float | None) -> tuple[str, str]:
+    """How many prefill instances the load needs, or which load these carry: each busy for `PLANNED` of the time.
+
+    In closed loop the load is that of streams which no longer wait here: their rate rises as the wait falls.
+    """
+    cell, one = case.cell, "another instance" if case.colocated else "another prefill instance"
+    lower = "fewer streams" if cell.streams is not None else "a lower rate"
+    unknown = (f"Add {one}, or send {lower}.", "The wait for prefill falls with each instance that is added.")
+    servers, e2el = cell.servers("prefill"), cell.answers.mean(cell.answers.e2el_ms)
+    if case.colocated or not spent_ms or not servers or not e2el or not cell.offered:
+        return unknown
+    running = (cell.window.send_mean("prefill", "running") or 0.0) / servers
+    each_ms = spent_ms / max(1.0, running)  # prompts that are computed together share its time
+    rate = 1000 * cell.streams / (e2el - wait_ms) if cell.streams is not None else cell.offered
+    load = rate * each_ms / 1000
+    needed = max(servers + 1, math.ceil(load / PLANNED))
+    if cell.streams is not None:
+        needed = max(servers + 1, min(needed, cell.streams))  # no stream ever waits for another then
+        fewer = int(cell.streams * PLANNED * servers / load)
+        lower = f" or send at most {fewer} streams" if 0 < fewer < cell.streams else ""
+        load_text = f"{cell.streams} streams that do not wait for it make {rate:.2g} req/s"
+        same = f"the same streams make up to {rate:.2g} instead of {cell.achieved or 0.0:.2g} req/s"
+    else:
+        most = float(f"{PLANNED * servers * 1000 / each_ms:.2g}")
+        lower = f" or lower the rate to {most:g} req/s" if most < cell.offered else ""
+        load_text = f"{rate:.3g} req/s are asked"
+        same = "at the same rate the wait is no longer than computing a prompt"
+    carried = 1000 * servers / each_ms
+    advice = (
+        f"Use {needed} prefill instances instead of {servers}{',' + lower if lower else ''}: {load_text},"
+        f" {servers} of them {'computes' if servers == 1 else 'compute'} {carried:.2g}."
+    )
+    return advice, f"With {needed} prefill instances each is busy for {load / needed:.0%} of the time, and {same}."
 
 
 def pinned(case: Case) -> bool:

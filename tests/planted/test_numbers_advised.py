@@ -1,0 +1,90 @@
+"""Whoever follows a number that the report advises has what it promised: prefill instances, slots of each server, slots
+beside a loop that stays held."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pdbench.report.summary import summarise
+from pdbench.testbed.settings import Settings
+from tests.planted.virtual import sweep
+
+BED: dict[str, Any] = {"step_base_ms": 9.0, "step_per_seq_ms": 0.1, "max_num_seqs": 32, "post_fixed_ms": 1.2}
+
+
+def measured(path: Path, load: dict[str, Any], **bed: Any) -> dict[str, Any]:
+    settings = Settings(**{"mode": "pull", **BED, **bed})
+    done = sweep(path, {"bed": settings}, prompt_lens=[1900], seed=5, **load)
+    cell: dict[str, Any] = summarise(done.run)["cells"][0]
+    return cell
+
+
+def by_name(cell: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    return {cause["cause"]: cause for cause in cell["diagnosis"]}
+
+
+def number(pattern: str, text: str) -> float:
+    found = re.search(pattern, text)
+    assert found is not None, text
+    return float(found[1])
+
+
+def test_prefill_instances_for_an_open_load(tmp_path: Path) -> None:
+    load: dict[str, Any] = {"rates": [7.5], "output_len": 40, "duration_s": 25.0}
+    cause = by_name(measured(tmp_path / "one", load, prefill_ms_per_token=0.2))["prefill-queue"]
+    needed = int(number(r"Use (\d+) prefill instances instead of 1", cause["advice"]))
+    assert needed == 5  # 7.5 req/s x 0.38 s at 60 %
+    assert "prefill-queue" in by_name(measured(tmp_path / "two", load, prefill_ms_per_token=0.2, prefills=2))
+    assert "prefill-queue" not in by_name(measured(tmp_path / "n", load, prefill_ms_per_token=0.2, prefills=needed))
+    lower = number(r"lower the rate to ([\d.]+) req/s", cause["advice"])
+    slower = {**load, "rates": [lower], "duration_s": 60.0}
+    assert "prefill-queue" not in by_name(measured(tmp_path / "lower", slower, prefill_ms_per_token=0.2))
+
+
+def test_prefill_instances_for_a_closed_loop_are_for_the_rate_that_it_then_makes(tmp_path: Path) -> None:
+    load: dict[str, Any] = {"streams": [10], "output_len": 140, "duration_s": 25.0}
+    cause = by_name(measured(tmp_path / "one", load, prefill_ms_per_token=0.2))["prefill-queue"]
+    assert "same rate" not in cause["confirm"] and "req/s," not in cause["advice"].split(":")[0]
+    needed = int(number(r"Use (\d+) prefill instances", cause["advice"]))
+    then = measured(tmp_path / "n", load, prefill_ms_per_token=0.2, prefills=needed)
+    assert "prefill-queue" not in by_name(then)
+    promised = number(r"up to ([\d.]+) instead", cause["confirm"])
+    assert then["request_throughput"] <= 1.02 * promised  # "up to": what is left of the wait is not taken off
+    assert then["request_throughput"] == pytest.approx(promised, rel=0.15)
+
+
+def test_slots_are_said_of_each_server(tmp_path: Path) -> None:
+    load: dict[str, Any] = {"rates": [6], "output_len": 140, "duration_s": 25.0}
+    cell = measured(tmp_path / "short", load, decodes=2, max_num_seqs=4)
+    each = int(
+        number(r"--max-num-seqs to (\d+) on each of the 2 decode servers", by_name(cell)["decode-slots"]["advice"])
+    )
+    assert 4 < each < 12
+    assert by_name(measured(tmp_path / "enough", load, decodes=2, max_num_seqs=each)) == {}
+
+
+def test_slots_beside_a_loop_that_stays_held_are_said_with_their_number(tmp_path: Path) -> None:
+    load: dict[str, Any] = {"rates": [13], "output_len": 13, "duration_s": 25.0}
+    held: dict[str, Any] = {"step_base_ms": 11.0, "post_fixed_ms": 46.0}
+    cell = measured(tmp_path / "short", load, max_num_seqs=4, **held)
+    (cause,) = cell["diagnosis"]
+    assert cause["cause"] == "engine-loop-blocking" and "Move posting" in cause["advice"]
+    slots = int(number(r"as it is: raise --max-num-seqs on decode to (\d+)", cause["advice"]))
+    more = measured(tmp_path / "more", load, max_num_seqs=slots, **held)
+    assert more["mean_ttft_ms"] < cell["mean_ttft_ms"] / 3
+    assert more["ttft_split_ms"]["slot_wait"] < 0.25 * more["mean_ttft_ms"]
+
+
+def test_posting_of_two_servers_takes_no_more_than_their_loops_have(tmp_path: Path) -> None:
+    """Twice the servers at twice the rate: the same share of each one's loop."""
+    shares = []
+    for servers in (1, 2):
+        load: dict[str, Any] = {"rates": [3 * servers], "output_len": 140, "duration_s": 25.0}
+        cell = measured(tmp_path / str(servers), load, decodes=servers, prefills=servers, post_fixed_ms=90.0)
+        evidence = by_name(cell)["engine-loop-blocking"]["evidence"]
+        shares.append(number(r"on the loop, (\d+)% of the time", evidence))
+    assert shares[1] == pytest.approx(shares[0], rel=0.2) and max(shares) < 40
