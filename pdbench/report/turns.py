@@ -38,6 +38,24 @@ class Estimate:
     high: float
 
 
+def of_the_second_ms(x: Floats, y: Floats) -> Estimate | None:
+    """What one more of the second column of `x` adds to `y` (s), in ms, by least squares without a constant.
+
+    `None` where the two columns cannot be told apart. Errors are heteroscedasticity-consistent (HC3, MacKinnon and
+    White 1985).
+    """
+    if np.linalg.matrix_rank(x) < 2:
+        return None
+    inverse = np.linalg.inv(x.T @ x)
+    found = inverse @ x.T @ y
+    leverage = np.einsum("ij,jk,ik->i", x, inverse, x)
+    rest = (y - x @ found) / np.maximum(1 - leverage, 1e-6)
+    meat = (x * rest[:, None] ** 2).T @ x
+    error = float(np.sqrt((inverse @ meat @ inverse)[1, 1])) * 1000
+    value, reach = float(found[1]) * 1000, student_975(len(y) - 2) * error
+    return Estimate(value, value - reach, value + reach)
+
+
 @dataclass(frozen=True, slots=True)
 class Turns:
     """Means over turns as streams see them (by token)."""
@@ -204,19 +222,10 @@ class _Blocks:
         """What each handoff takes from every stream beside it: time lost in a block against its handoffs.
 
         Both are counted over fixed stretches of time, beside a share of the time that is lost whatever is admitted:
-        per turn they would rise together wherever turns are few. Errors are heteroscedasticity-consistent (HC3).
+        per turn they would rise together wherever turns are few.
         """
         n = len(self.running)
         if n < MIN_BLOCKS or self.handoffs.sum() < MIN_BLOCKS / 2:
             return None
         x, y = np.column_stack((self.running, self.handoffs * self.batch)), self.time - self.quiet
-        if np.linalg.matrix_rank(x) < 2:
-            return None
-        inverse = np.linalg.inv(x.T @ x)
-        found = inverse @ x.T @ y
-        leverage = np.einsum("ij,jk,ik->i", x, inverse, x)
-        rest = (y - x @ found) / np.maximum(1 - leverage, 1e-6)
-        meat = (x * rest[:, None] ** 2).T @ x
-        error = float(np.sqrt((inverse @ meat @ inverse)[1, 1])) * 1000
-        value, reach = float(found[1]) * 1000, student_975(n - 2) * error
-        return Estimate(value, value - reach, value + reach)
+        return of_the_second_ms(x, y)

@@ -15,9 +15,8 @@ from collections.abc import Iterator
 import numpy as np
 
 from pdbench.report.causes.case import Case
-from pdbench.report.clustered import student_975
 from pdbench.report.statistics import Floats
-from pdbench.report.turns import Estimate
+from pdbench.report.turns import Estimate, of_the_second_ms
 from pdbench.report.window import Page, Segment
 
 MIN_INTERVALS = 10  # between scrapes, with requests
@@ -28,18 +27,7 @@ def stall_together_ms(case: Case) -> Estimate | None:
     if case.turns is None or case.colocated:
         return None
     rows = np.array([row for segment in case.cell.window.segments for row in _intervals(case, segment)], dtype=float)
-    if len(rows) < MIN_INTERVALS or np.linalg.matrix_rank(rows[:, :2]) < 2:
-        return None
-    x, y = rows[:, :2], rows[:, 2]
-    inverse = np.linalg.inv(x.T @ x)
-    found = inverse @ x.T @ y
-    leverage = np.einsum("ij,jk,ik->i", x, inverse, x)
-    rest = (y - x @ found) / np.maximum(1 - leverage, 1e-6)
-    meat = (x * rest[:, None] ** 2).T @ x
-    error = float(np.sqrt((inverse @ meat @ inverse)[1, 1])) * 1000
-    reach = student_975(len(rows) - 2) * error
-    value = float(found[1]) * 1000
-    return Estimate(value, value - reach, value + reach)
+    return of_the_second_ms(rows[:, :2], rows[:, 2]) if len(rows) >= MIN_INTERVALS else None
 
 
 def _intervals(case: Case, segment: Segment) -> Iterator[tuple[float, float, float]]:
