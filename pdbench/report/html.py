@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from pdbench.report import (
     capacity_figures,
+    connector_tables,
     explorer,
     heat,
     leg_tables,
@@ -55,6 +56,7 @@ def _sections(
     if not cells:
         return [("measured", "How it was measured", [measured.measured(summary, run.document)])]
     read = read or material(run)
+    moved = connector_tables.connector_tables(cells, several)
     searched = [("search", "Which rate holds", search_section(summary, drawn))] if summary.get("capacity") else []
     return [
         *searched,
@@ -70,6 +72,7 @@ def _sections(
             ],
         ),
         ("split", "Where TTFT went", _split(cells, several, drawn)),
+        *([("moved", "What connectors moved", moved)] if moved else []),
         ("latency", "Latency against load", _latency(cells, _limits(summary), drawn)),
         ("capacity", "Slots and rates against load", _capacity(cells, wording.slos(summary), drawn)),
         ("time", "Waiting and running over time", _time(cells, run, read.metrics, drawn)),

@@ -29,6 +29,7 @@ from pdbench.report.causes.case import Case, case_of
 from pdbench.report.causes.loop import held_loop
 from pdbench.report.cell import Measured, Part, measured
 from pdbench.report.client_health import stamps_note
+from pdbench.report.connectors import connectors
 from pdbench.report.counsel import counsel
 from pdbench.report.crosschecks import cross_checks
 from pdbench.report.demand import Slots, slots_of
@@ -269,7 +270,13 @@ def servers(cell: Measured) -> dict[str, Any]:
         gauges["preemptions"] = cell.window.delta(role, "preemptions")
         by_role[role] = gauges
         means[role] = {name.removesuffix("_s"): cell.window.mean_ms(role, name) for name in SERVER_MEANS}
-    return {**_waiting(cell), "servers": by_role, "server_means_ms": means, "nixl": _nixl(cell)}
+    return {
+        **_waiting(cell),
+        "servers": by_role,
+        "server_means_ms": means,
+        "nixl": _nixl(cell),
+        "connectors": connectors(cell) or None,
+    }
 
 
 def _nixl(cell: Measured) -> dict[str, Any]:

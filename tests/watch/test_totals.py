@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import io
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from rich.console import Console
 
 from pdbench.deployment import build
 from pdbench.probe.scrape import Row
 from pdbench.probe.watch.frame import Watch
 from pdbench.probe.watch.totals import Watched, by_role
+from pdbench.probe.watch.view import picture
 from pdbench.probe.watch.window import History
 
 
@@ -116,3 +120,38 @@ def test_history_keeps_no_more_than_the_longest_window_needs() -> None:
     for t in range(1000):
         history.add(float(t), {})
     assert len(history.kept) <= 12 and history.window(10.0).length_s == 10.0
+
+
+def test_what_stores_move_is_said_apart_from_handoffs() -> None:
+    """Ten seconds: 30 loads of 100 MB from host memory, 5 puts into Mooncake's store and 50 looks, two handoffs."""
+    view = Watch(build("t", [("prefill", "http://p:1"), ("decode", "http://d:1")]), 1.0)
+
+    def store(name: str, kind: str, value: float, operation: str) -> Row:
+        return (f"vllm:{name}", name, kind, "0", f'{{"operation": "{operation}", "status": "ok"}}', value)
+
+    for t_s, done in ((0.0, 0), (10.0, 1)):
+        view.servers[0].take(
+            t_s,
+            [
+                *(
+                    store("store_operation_s", "count", n * done, of)
+                    for n, of in ((5, "save_put"), (50, "save_exists"))
+                ),
+                store("store_nbytes", "counter", 5e8 * done, "save_put"),
+                ("vllm:kv_offload_load_size_count", "offload_load_each_nbytes", "count", "0", "{}", 30.0 * done),
+                counter(3e9 * done, "offload_load_nbytes"),
+            ],
+        )
+        rows: list[Row] = [("x_count", "nixl_xfer_s", "count", "0", "{}", 2.0 * done)]
+        view.servers[1].take(t_s, [*rows, ("x_sum", "nixl_nbytes", "sum", "0", "{}", 4e6 * done)])
+        frame = view.step(t_s)
+    assert frame.now.stores == {
+        "offload load": {"operations_per_s": 3.0, "nbytes_per_s": 3e8},
+        "Mooncake store save": {"operations_per_s": 0.5, "nbytes_per_s": 5e7},
+    }
+    assert (frame.now.transfers_per_s, frame.now.transfer_nbytes_per_s) == (0.2, 4e5)
+    console = Console(width=80, file=io.StringIO())
+    console.print(picture(frame, "name", paused=False, height=24, keys=False))
+    lines = [line.rstrip() for line in console.file.getvalue().splitlines()]  # type: ignore[attr-defined]
+    assert "no handoff: offload load 3.00/s, 300 MB/s" in lines
+    assert "no handoff: Mooncake store save 0.50/s, 50.0 MB/s" in lines

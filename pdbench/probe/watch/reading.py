@@ -21,6 +21,17 @@ KV_FULL = 0.95
 # The same time in the words of vLLM, SGLang and TensorRT-LLM.
 MOVES = ("nixl_xfer_s", "stage_s.prefill_transfer_kv_cache", "kv_transfer_s")
 COMPUTES = ("prefill_s", "stage_s.prefill_forward")
+# What moves KV to and from host memory or a store: no handoffs, so apart from them. Operations, bytes.
+STORES = {
+    "offload load": ("offload_load_each_nbytes:count", "offload_load_nbytes:counter"),
+    "offload save": ("offload_store_each_nbytes:count", "offload_store_nbytes:counter"),
+    "Mooncake store load": ("store_operation_s.load_get:count", "store_nbytes.load_get:counter"),
+    "Mooncake store save": ("store_operation_s.save_put:count", "store_nbytes.save_put:counter"),
+    "HF3FS load": ("hf3fs_load_s:count", ""),
+    "HF3FS save": ("hf3fs_save_s:count", ""),
+    "LMCache load": ("lmcache_retrieve_s:count", ""),
+    "LMCache save": ("lmcache_store_s:count", ""),
+}
 CAUSES = {
     "slot_wait": "decode-slots",
     "prefill_queue": "prefill-queue",
@@ -73,6 +84,7 @@ class Reading:
     slots_available: int | None
     expired: float | None
     failed: float | None
+    stores: Mapping[str, Mapping[str, float]] = field(default_factory=dict)  # what of STORES is shown
     flags: Mapping[str, str] = field(default_factory=dict)  # validity code -> evidence
     cause: str | None = None
     verdict: str = ""
@@ -114,8 +126,20 @@ def read(window: Window, servers: Sequence[Watched], mode: str | None) -> Readin
         slots_available=available,
         expired=_sum(window, "nixl_kv_expired:counter"),
         failed=_sum(window, "nixl_failed_transfers:counter"),
+        stores=_stores(window),
     )
     return _judged(found, window, servers, maker)
+
+
+def _stores(window: Window) -> dict[str, dict[str, float]]:
+    """What each store was given and gave, all servers together, in operations and bytes a second."""
+    found: dict[str, dict[str, float]] = {}
+    for way, series in STORES.items():
+        for unit, name in zip(("operations_per_s", "nbytes_per_s"), series, strict=True):
+            rates = [rate for role in window.deltas if (rate := window.per_s(role, name)) is not None]
+            if rates:
+                found.setdefault(way, {})[unit] = sum(rates)
+    return found
 
 
 def _sum(window: Window, name: str) -> float | None:

@@ -75,11 +75,13 @@ class Watched:
 
 
 def _named(canonical: str, labels: str) -> str:
-    """Stages and sources as names of their own; every other label is summed over."""
+    """Stages, sources and operations as names of their own; every other label is summed over."""
     if canonical in ("kv_fetch_stage", "prefill_stage"):
         return f"stage.{json.loads(labels).get('stage', '')}"
     if canonical == "stage_s":
         return f"stage_s.{json.loads(labels).get('stage', '')}"
+    if canonical in ("store_operation_s", "store_nbytes"):
+        return f"{canonical}.{json.loads(labels).get('operation', '')}"
     if canonical == "prompt_tokens_by_source":
         return f"source.{json.loads(labels).get('source', '')}"
     return canonical if canonical != "waiting_by_reason" else f"reason.{json.loads(labels).get('reason', '')}"

@@ -32,8 +32,9 @@ def picture(frame: Frame, sort: str, *, paused: bool, height: int | None, keys: 
         Text(f"{code}: {evidence}", style="red", no_wrap=not whole, overflow="fold" if whole else "ellipsis")
         for code, evidence in frame.now.flags.items()
     ]
-    room = None if height is None else max(2, height - OTHER_LINES - len(frame.now.flags))
-    parts += [_servers(frame.servers, sort, room), _flow(frame), _split(frame)]
+    stores = _stores(frame.now)
+    room = None if height is None else max(2, height - OTHER_LINES - len(frame.now.flags) - len(stores))
+    parts += [_servers(frame.servers, sort, room), _flow(frame), *stores, _split(frame)]
     if keys:
         parts.append(Text("q quit   p pause   s sort", style="dim"))
     return Group(*parts)
@@ -105,6 +106,16 @@ def _flow(frame: Frame) -> Table:
             f"{_figure(reading.slots_needed)}/{have}",
         )
     return table
+
+
+def _stores(now: Reading) -> list[Text]:
+    """What moves KV beside handoffs, a line each; nothing where no server shows any."""
+    lines = []
+    for way, moved in now.stores.items():
+        operations, nbytes = moved.get("operations_per_s"), moved.get("nbytes_per_s")
+        size = "" if nbytes is None else f", {_figure(nbytes / 1e6)} MB/s"
+        lines.append(Text(f"no handoff: {way} {_figure(operations)}/s{size}", no_wrap=True, overflow="ellipsis"))
+    return lines
 
 
 def _split(frame: Frame) -> Table:
