@@ -228,6 +228,53 @@ def test_variables_before_the_command_are_its_environment(command: str) -> None:
 
 
 @pytest.mark.parametrize(
+    "option",
+    ["-e {}", "-e={}", "-e{}", "--env {}", "--env={}", "-dite {}", "-it --rm --gpus all --ipc=host -v /a:/b --init --env {}"],
+)  # fmt: skip
+@pytest.mark.parametrize("run", ["docker run", "sudo podman container run", "A=1 /usr/bin/nerdctl run"])
+@pytest.mark.parametrize("image", ["vllm/vllm-openai:v0.32.0 --model", "ghcr.io/us/vllm vllm serve"])
+def test_what_a_container_is_given_is_its_environment(option: str, run: str, image: str, tmp_path: Path) -> None:
+    """Shown by a rule that reads it: prefill's side channel is on its own address, or on nobody's."""
+    for host, level in (("10.0.0.2", "pass"), ("0.0.0.0", "fail"), ("", "fail")):
+        given = option.format(f"VLLM_NIXL_SIDE_CHANNEL_HOST={host}")
+        command = f"{run} {given} -p 8100:8100 {image} m --port 8100"
+        edits = (('VLLM_NIXL_SIDE_CHANNEL_HOST = "10.0.0.2", ', ""), ("vllm serve m --port 8100", command))
+        assert {one.level for one in checks_of(edited(edits), tmp_path) if one.rule == "side-channel-host"} == {level}
+
+
+@pytest.mark.parametrize(
+    ("command", "env"),
+    [
+        ("docker run -e A=1 -e B=2=3 image -e C=4", {"A": "1", "B": "2=3"}),
+        ("A=1 B=2 docker run -e A -e C image", {"A": "1"}),  # a name alone passes the shell's on
+        ("docker run --name e -e A=1 --rm image", {"A": "1"}),
+        ("docker run image vllm serve m --env A=1", {}),
+        ("docker exec -e A=1 it vllm serve m", {}),
+        ("vllm serve m -e A=1", {}),
+    ],
+)
+def test_only_the_options_of_run_are_given_to_a_container(command: str, env: dict[str, str]) -> None:
+    assert launch_of(command, {}).env == env
+    assert launch_of(command, {"Z": "9"}).env == {**env, "Z": "9"}
+
+
+@pytest.mark.parametrize(
+    ("options", "port", "level"),
+    [
+        ("-p 8200:8000", 8000, "pass"),
+        ("--publish=127.0.0.1:8200:8000/tcp", 8000, "pass"),
+        ("-p 8200:8000", 8200, "fail"),
+        ("--network host", 8200, "pass"),
+        ("-p 8200-8201:8000-8001 --network host", 8000, "fail"),
+    ],
+)
+def test_a_published_port_is_the_one_of_the_url(options: str, port: int, level: str, tmp_path: Path) -> None:
+    command = f"docker run {options} -e VLLM_NIXL_SIDE_CHANNEL_HOST=10.0.0.3 image vllm serve m --port {port}"
+    checks = checks_of(edited((("vllm serve m --port 8200", command),)), tmp_path)
+    assert {one.level for one in checks if one.rule == "launch-port"} == {level}
+
+
+@pytest.mark.parametrize(
     ("text", "number"),
     [("8k", 8000), ("8K", 8192), ("1.5m", 1_500_000), ("2M", 2 << 20), ("32768", 32768), ("auto", None), ("1.5K", None), ("-1", None)],
 )  # fmt: skip

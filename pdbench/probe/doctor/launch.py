@@ -5,13 +5,20 @@ from __future__ import annotations
 import json
 import re
 import shlex
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*=")
 _JSON = "kv-transfer-config"
-_BEFORE = ("exec", "nohup", "export", "&&")  # what may stand before the command or its variables
+_BEFORE = ("exec", "nohup", "export", "sudo", "&&")  # what may stand before the command or its variables
+_CONTAINERS = ("docker", "podman", "nerdctl")
+# Options of their `run` without a value: any other takes the next word where no `=` gives it.
+_SWITCHES = {
+    "detach", "disable-content-trust", "env-host", "help", "init", "interactive", "no-healthcheck", "no-hosts",
+    "oom-kill-disable", "privileged", "publish-all", "quiet", "read-only", "replace", "rm", "rmi", "sig-proxy", "tty",
+}  # fmt: skip
+_SHORT_SWITCHES = "ditPq"
 # vLLM's flags of one dash, and what they stand for.
 _SHORT = {
     "tp": "tensor-parallel-size",
@@ -34,6 +41,7 @@ class Launch:
     words: tuple[str, ...] = ()
     flags: Mapping[str, Any] = field(default_factory=dict)
     env: Mapping[str, str] = field(default_factory=dict)
+    published: Mapping[int, int] = field(default_factory=dict)  # of a container: port of the host -> port inside
     broken: str = ""  # why the command line cannot be read
 
     @property
@@ -49,17 +57,28 @@ class Launch:
 
 
 def launch_of(command: str | None, env: Mapping[str, Any] | None) -> Launch:
-    """The command line understood; variables before the command count as environment, newlines as spaces."""
+    """The command line understood; variables before the command count as environment, newlines as spaces.
+
+    Into a container (`docker run`) come its -e and --env alone; a name without value passes on what stands before.
+    """
     given = {str(name): str(value) for name, value in (env or {}).items()}
     try:
         words = shlex.split((command or "").replace("\\\n", " "), comments=True)
     except ValueError as error:
         return Launch(env=given, broken=f"launch cannot be read: {error}")
-    words = _after_variables(words, given)
+    shell = dict(given)
+    words = _after_variables(words, shell)
+    published = {}
+    if (inside := _after_run(words)) is None:
+        given = shell
+    else:
+        options = list(_run_options(inside))
+        given |= _variables([value for name, value in options if name in ("e", "env")], shell)
+        published = _published([value for name, value in options if name in ("p", "publish")])
     try:
-        return Launch(tuple(words), _flags(words), given)
+        return Launch(tuple(words), _flags(words), given, published)
     except ValueError as error:
-        return Launch(tuple(words), {}, given, str(error))
+        return Launch(tuple(words), {}, given, published, str(error))
 
 
 def whole_number(text: str) -> int | None:
@@ -88,6 +107,38 @@ def _after_variables(words: list[str], given: dict[str, str]) -> list[str]:
         else:
             break
     return left
+
+
+def _after_run(words: list[str]) -> list[str] | None:
+    """The words after `docker run`, `podman container run` and the like; None for any other command."""
+    if not words or words[0].rsplit("/", 1)[-1] not in _CONTAINERS:
+        return None
+    place = 2 if words[1:2] == ["container"] else 1
+    return words[place + 1 :] if words[place : place + 1] == ["run"] else None
+
+
+def _run_options(words: list[str]) -> Iterator[tuple[str, str]]:
+    """Name and value of the options of `docker run`, up to the image."""
+    left = iter(words)
+    for word in left:
+        if word == "--" or not word.startswith("-"):
+            return
+        if word.startswith("--"):
+            name, equals, value = word[2:].partition("=")
+            yield name, value if equals or name in _SWITCHES else next(left, "")
+        elif letters := word[1:].lstrip(_SHORT_SWITCHES):
+            yield letters[0], letters[1:].removeprefix("=") or next(left, "")
+
+
+def _variables(options: list[str], shell: Mapping[str, str]) -> dict[str, str]:
+    named = [text if "=" in text else f"{text}={shell[text]}" for text in options if "=" in text or text in shell]
+    return dict(text.split("=", 1) for text in named)
+
+
+def _published(options: list[str]) -> dict[int, int]:
+    """[ADDRESS:]HOST:INSIDE[/tcp]; ranges, and ports that the engine draws, tell of no single port."""
+    ends = (text.removesuffix("/tcp").rsplit(":", 2)[-2:] for text in options)
+    return {int(pair[0]): int(pair[1]) for pair in ends if len(pair) == 2 and all(map(str.isdigit, pair))}
 
 
 def _flags(words: list[str]) -> dict[str, Any]:

@@ -162,6 +162,7 @@ def launch_ports(case: Case) -> list[Found] | None:
     found = []
     for patient in case.patients:
         flags, told = patient.launch.flags, _port_of(patient.server.url)
+        told = patient.launch.published.get(told, told)
         port = flags.get("port")
         if isinstance(port, str) and port.isdigit() and int(port) != told:
             fix = "Make the url and --port agree."
