@@ -39,9 +39,9 @@ class Home(Protocol):
     fd_ceiling: float
 
     def watch(self, connection: Connection, fd: int, events: int) -> None: ...
-    def rewatch(self, fd: int, events: int) -> None: ...
+    def rewatch(self, connection: Connection, fd: int, events: int) -> None: ...
     def forget(self, fd: int) -> None: ...
-    def unwatch(self, fd: int) -> None: ...
+    def unwatch(self, connection: Connection, fd: int) -> None: ...
     def addresses(self) -> list[Address]: ...
     def refuse(self, address: Address) -> None: ...
 
@@ -57,7 +57,8 @@ class Connection:
 
     `on_ready` is what to call when the socket is ready for what it is watched for. `sock` is None once it is shut.
 
-    `answers` counts what it has carried to the end, `idle_ns` is since when it waits for another request.
+    `answers` counts what it has carried to the end, `idle_ns` is since when it waits for another request. `flows`: the
+    first token has come, so others are read before it.
     """
 
     __slots__ = (
@@ -67,6 +68,7 @@ class Connection:
         "answers",
         "connected_ns",
         "failure",
+        "flows",
         "idle_ns",
         "keep_ns",
         "on_ready",
@@ -85,6 +87,7 @@ class Connection:
         self.connected_ns: int | None = None
         self.answers = self.idle_ns = self.keep_ns = 0
         self.tcp = True
+        self.flows = False
         self.tls: Tls | None = None
         self.on_ready: Callable[[], None] = self._connected
         self._address: Address
@@ -149,7 +152,7 @@ class Connection:
             else:
                 self._fail("connect", os_error_words(OSError(code, os.strerror(code))))
             return
-        self._home.rewatch(sock.fileno(), _IN)
+        self._home.rewatch(self, sock.fileno(), _IN)
         if self._home.tls is None:
             self._stands()
         else:
@@ -249,7 +252,7 @@ class Connection:
         self.rider = None
         if self.sock is not None:
             self.idle_ns = _now()
-            self._home.unwatch(self.sock.fileno())
+            self._home.unwatch(self, self.sock.fileno())
 
     def gone(self, now_ns: int) -> bool:
         """Whether a retired connection is closed; one that the server does not close in a second is aborted."""

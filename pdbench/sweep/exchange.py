@@ -36,6 +36,7 @@ class Home(ConnectionHome, Protocol):
     keeps: bool
     quick_acks: bool
 
+    def let_flow(self, connection: Connection, flows: bool) -> None: ...
     def take(self, rider: Exchange) -> Connection: ...
     def give_back(self, connection: Connection, reusable: bool, keep_alive_s: int | None) -> None: ...
     def again(self, rider: Exchange) -> Connection: ...
@@ -144,6 +145,8 @@ class Exchange:
         self._tls = connection.tls
         pieces = (self._head, body) if self._tls is None else (self._tls.seal(self._head + body),)
         connection.on_ready = self._read
+        if connection.flows:
+            self._home.let_flow(connection, False)
         try:
             sent = sock.sendmsg(pieces)
         except BlockingIOError:
@@ -157,7 +160,7 @@ class Exchange:
         if sent < sum(map(len, pieces)):
             self._rest = memoryview(b"".join(pieces))[sent:]
             connection.on_ready = self._send_rest
-            self._home.rewatch(sock.fileno(), _IN | _OUT)
+            self._home.rewatch(connection, sock.fileno(), _IN | _OUT)
 
     def _send_rest(self) -> None:
         """Send what the socket did not take at once, and read: a server may answer before it has been told all."""
@@ -171,7 +174,7 @@ class Exchange:
             self._rest = memoryview(b"")
         if not self._rest:
             connection.on_ready = self._read
-            self._home.rewatch(sock.fileno(), _IN)
+            self._home.rewatch(connection, sock.fileno(), _IN)
         self._read()
 
     # Reading.
@@ -210,6 +213,8 @@ class Exchange:
         if raw.first_byte_ns is None and reader.head is not None:
             raw.first_byte_ns = stamp_ns
         if body:
+            if not raw.reads and not self._rest and self._connection is not None:
+                self._home.let_flow(self._connection, True)
             raw.reads.append((stamp_ns, body))
             raw.lags_ns.append(lag_ns)
             self._nbytes += len(body)

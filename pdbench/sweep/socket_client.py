@@ -1,7 +1,9 @@
 """The client of the hot path: HTTP/1.1, plain or over TLS, over sockets of its own, with the kernel's receive stamps.
 
-All sockets are in one epoll set, and that set is one descriptor of the event loop: a turn of the loop, asyncio's or
-uvloop's, serves whatever is ready, and adding a connection costs the loop nothing.
+All sockets are in two epoll sets, one inside the other, and these are one descriptor of the event loop: a turn of the
+loop, asyncio's or uvloop's, serves whatever is ready, and adding a connection costs the loop nothing. First tokens are
+awaited in a set of their own, which each turn looks at first: the kernel keeps one stamp for two tokens that are read
+together, and of all tokens the first must not come so.
 """
 
 from __future__ import annotations
@@ -30,7 +32,7 @@ from pdbench.sweep.exchange import Exchange
 from pdbench.sweep.kernel_clock import KernelClock, LagHistogram
 from pdbench.sweep.tls import context
 
-_BATCH = 32  # sockets served before the loop may do something else, such as a send that is due
+_BATCH = 32  # sockets of each set served before the loop may do something else, such as a send that is due
 _SAMPLE_S = 0.05
 _FAREWELLS = 32  # connections seen off in one go
 _SPARE_FDS = 16
@@ -77,8 +79,9 @@ class SocketClient:
         self._exchanges: set[Exchange] = set()
         self._idle: deque[Connection] = deque()  # the one used last is at the right
         self._retired: deque[Connection] = deque()
-        self._epoll = select.epoll()
-        self._loop.add_reader(self._epoll.fileno(), self._serve)
+        self._flowing, self._awaited = select.epoll(), select.epoll()
+        self._flowing.register(self._awaited.fileno(), select.EPOLLIN)
+        self._loop.add_reader(self._flowing.fileno(), self._serve)
         # The kernel stamps packets while any socket wants it; switching that on takes effect a little later.
         self._stamping = socket.socket(socket.AF_INET, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC)
         self._stamping.setsockopt(socket.SOL_SOCKET, SO_TIMESTAMPNS, 1)
@@ -128,21 +131,23 @@ class SocketClient:
         for connection in (*self._connections.values(), *self._retired):
             connection.abort()
         self._sampler.cancel()
-        self._loop.remove_reader(self._epoll.fileno())
-        self._epoll.close()
+        self._loop.remove_reader(self._flowing.fileno())
+        self._flowing.close()
+        self._awaited.close()
         self._stamping.close()
 
     def _serve(self) -> None:
         connections = self._connections
-        for fd, _ in self._epoll.poll(0, _BATCH):
-            connection = connections.get(fd)
-            if connection is not None:
-                try:
-                    connection.on_ready()
-                except BaseException as error:
-                    if connection.rider is not None:
-                        connection.rider.bug(error)
-                    raise
+        for ready in (self._awaited, self._flowing):
+            for fd, _ in ready.poll(0, _BATCH):
+                connection = connections.get(fd)
+                if connection is not None:
+                    try:
+                        connection.on_ready()
+                    except BaseException as error:
+                        if connection.rider is not None:
+                            connection.rider.bug(error)
+                        raise
 
     def _sample(self) -> None:
         self.clock.sample()
@@ -155,14 +160,25 @@ class SocketClient:
     # What a connection needs.
     def watch(self, connection: Connection, fd: int, events: int) -> None:
         self._connections[fd] = connection
-        self._epoll.register(fd, events)
+        self._set_of(connection).register(fd, events)
 
-    def rewatch(self, fd: int, events: int) -> None:
-        self._epoll.modify(fd, events)
+    def rewatch(self, connection: Connection, fd: int, events: int) -> None:
+        self._set_of(connection).modify(fd, events)
 
-    def unwatch(self, fd: int) -> None:
-        self._epoll.unregister(fd)
+    def unwatch(self, connection: Connection, fd: int) -> None:
+        self._set_of(connection).unregister(fd)
         self._connections.pop(fd, None)
+
+    def let_flow(self, connection: Connection, flows: bool) -> None:
+        """Its first token has come, or is awaited again."""
+        assert connection.sock is not None
+        fd = connection.sock.fileno()
+        self._set_of(connection).unregister(fd)
+        connection.flows = flows
+        self._set_of(connection).register(fd, select.EPOLLIN)
+
+    def _set_of(self, connection: Connection) -> select.epoll:
+        return self._flowing if connection.flows else self._awaited
 
     def forget(self, fd: int) -> None:
         """Closing the socket takes it out of the epoll set."""

@@ -5,13 +5,16 @@ from __future__ import annotations
 import asyncio
 import os
 import subprocess
+import threading
 import time
 
 import numpy as np
 import pytest
 
 from pdbench.report.summary import summarise
+from pdbench.sweep.socket_client import open_sockets
 from tests.sweep.one_cell import measure, open_cell, plan_for
+from tests.sweep.scripted import CHUNKED, DONE, FINISH, TOKEN, chunk, request_of, request_to, scripted
 from tests.sweep.test_client import errors_ms
 
 pytestmark = pytest.mark.alone
@@ -55,3 +58,46 @@ def test_a_client_that_is_held_up_is_the_cause_and_its_stamps_are_right(ground_t
     # Reads came late, stamps did not: half of the events are within a ms of the server's own log.
     errors = np.concatenate(list(errors_ms(outcome, server.log())))
     assert client["kernel_stamps_share"] == 1 and 0 < np.median(errors) < 1
+
+
+@pytest.mark.parametrize("keeps", [False, True])
+def test_first_tokens_are_read_before_those_of_streams_that_flow(keeps):
+    """200 streams, and one that has no token yet, speak while we are held up, that one last. The kernel keeps one stamp
+    for two tokens in a row, so a first token must not wait for its turn behind all the others."""
+    streams, late, held_up = 200, b'{"late": true}', threading.Event()
+    told = threading.Semaphore(0)
+
+    def script(conn):
+        while request := request_of(conn):
+            if request.endswith(late):
+                for _ in range(streams):
+                    told.acquire()
+                conn.sendall(CHUNKED + chunk(TOKEN))
+            else:
+                conn.sendall(CHUNKED + chunk(TOKEN))
+                held_up.wait()
+                conn.sendall(chunk(TOKEN))
+                told.release()
+            time.sleep(0.4)
+            conn.sendall(chunk(FINISH + DONE) + b"0\r\n\r\n")
+
+    async def go(url):
+        async with open_sockets(url, keeps) as client:
+            if keeps:  # the connection on which the late one asks has carried an answer
+                held_up.set()
+                await client.start(request_to(url), 0, 5.0)
+                held_up.clear()
+                told.acquire()
+            behind = client.start(request_to(url, late), 0, 5.0)
+            flowing = [client.start(request_to(url), 0, 5.0) for _ in range(streams)]
+            while not all(exchange._raw.reads for exchange in client._exchanges if exchange._answer is not behind):
+                await asyncio.sleep(0.01)
+            held_up.set()
+            time.sleep(0.3)
+            return await behind, await asyncio.gather(*flowing)
+
+    with scripted(script) as url:
+        behind, flowing = asyncio.run(go(url))
+    read_ns = [raw.reads[1][0] + raw.lags_ns[1] for raw in flowing]
+    assert behind.lags_ns[0] > 50e6  # it lay there while we were held up
+    assert sum(ns < behind.reads[0][0] + behind.lags_ns[0] for ns in read_ns) <= 32
