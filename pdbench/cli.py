@@ -165,13 +165,18 @@ def _refuse(refused: Any) -> int:
 
 
 def _explain(error: PdbenchError) -> None:
+    say(f"pdbench: {error}", style="bold")
+    if error.hint:
+        say(f"  {error.hint}")
+
+
+def say(text: str, style: str = "") -> None:
+    """A line on standard error, folded where that is a terminal."""
     from rich.console import Console
 
     console = Console(stderr=True, highlight=False, soft_wrap=True)
     width = console.width if console.is_terminal else None
-    console.print(folded(f"pdbench: {error}", width), markup=False, style="bold")
-    if error.hint:
-        console.print(folded(f"  {error.hint}", width), markup=False)
+    console.print(folded(text, width), markup=False, style=style)
 
 
 # A command with its flags, their values, paths and URLs: what is copied stays in one line.

@@ -110,6 +110,11 @@ class Measured:
         return turns_of(self.answers, 0.0)
 
     @property
+    def renders_only(self) -> bool:
+        """Whether only the render tier was asked: prefill and decode have no part in it."""
+        return self.cell.get("drive") == "render-only"
+
+    @property
     def dynamo(self) -> bool:
         return "dynamo" in str(self.deployment.get("engine") or "").lower()
 

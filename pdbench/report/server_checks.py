@@ -193,8 +193,8 @@ def _shown(cell: Measured, role: str, canonical: str) -> bool:
 
 def _missing(cell: Measured) -> Iterator[Finding]:
     """Names what was not scraped and what cannot be said for want of it."""
-    if cell.deployment.get("imported"):
-        return  # nothing was, and its own flag says so
+    if cell.deployment.get("imported") or cell.renders_only:
+        return  # nothing was, and its own flag says so; or no engine had a part in it
     roles = {str(server.get("role")) for server in cell.deployment.get("servers", [])}
     read = set(cell.window.roles())
     wanted = {"colocated"} if cell.mode == COLOCATED else {"prefill", "decode"}

@@ -68,6 +68,8 @@ def _what_for(
 
 
 def _dialect(cell: Measured) -> str:
+    if cell.renders_only:
+        return "render-only"
     if cell.dynamo and not cell.window.delta(cell.decoder, "queue_s", "count"):
         return "dynamo-colocated" if cell.mode == COLOCATED else "dynamo"
     if cell.deployment.get("engine") == "sglang" and cell.mode != COLOCATED:
@@ -246,6 +248,7 @@ SPLITS: dict[str, Callable[[Measured, list[str]], dict[str, float | None]]] = {
     "dynamo-colocated": _colocated,
     "sglang": _sglang,
     "unknown": _nothing,
+    "render-only": lambda cell, notes: {},
 }
 
 

@@ -264,6 +264,7 @@ async def _carry_out(
     ray: str | None,
 ) -> tuple[Run, PdbenchError | None]:
     """Discover, warm up, measure. Returns what was measured and what ended it early, if anything did."""
+    from pdbench.cli import say
     from pdbench.probe.discover import discover, notes
     from pdbench.sweep.fit import fitted
     from pdbench.sweep.live import Live
@@ -277,11 +278,11 @@ async def _carry_out(
         known = {deployment.target: await discover(deployment) for deployment in deployments}
         plan = fitted(plan, known.values())
         for note in (*(note for deployment in known.values() for note in notes(deployment)), *plan.notes):
-            print(f"note: {note}", file=sys.stderr)
+            say(f"note: {note}")
         odd: list[str] = []
         chat = {target: await warm_up(deployment, plan, notes=odd) for target, deployment in known.items()}
         for note in odd:
-            print(f"note: {note}", file=sys.stderr)
+            say(f"note: {note}")
         senders = await starting
         if run is None:
             run = new_run(out, list(known.values()), plan)

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from pdbench.cli import folded, main
+from pdbench.cli import folded, main, say
 
 
 @pytest.mark.parametrize(
@@ -125,6 +125,19 @@ def test_error_lines_are_folded_between_words_and_commands_stay_whole(text: str)
     assert all(len(line) <= 80 or "x" * 120 in line for line in lines) and len(lines) > 1
     assert all(any(command in line for line in lines) for command in commands if command in text)
     assert folded(text, None) == text
+
+
+def test_a_note_is_as_wide_as_the_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    note = "note: prefill-0: max_model_len is not said by the server, so prompts are sent as they were asked."
+    parent, child = pty.openpty()
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setenv("TERM", "xterm")
+    with os.fdopen(child, "w") as terminal, monkeypatch.context() as patched:
+        patched.setattr(sys, "stderr", terminal)
+        say(note)
+        lines = os.read(parent, 65536).decode().splitlines()
+    os.close(parent)
+    assert len(lines) == 2 and max(map(len, lines)) <= 80 and " ".join(" ".join(lines).split()) == note
 
 
 def test_on_a_terminal_an_error_is_as_wide_as_it_and_in_a_file_one_line(tmp_path: Path) -> None:

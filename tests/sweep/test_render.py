@@ -103,6 +103,7 @@ def test_what_the_render_tier_sustains(tmp_path: Path, capsys: pytest.CaptureFix
         ended = sorted(row["ended"] for row in rendered(testbed.log_dir, "rendered").values())[-400:]
     assert code == 3, capsys.readouterr().err
     cell = json.loads((out / "summary.json").read_text())["cells"][0]
+    assert not cell["notes"] and "metrics-missing" not in [flag["code"] for flag in cell["validity"]]
     assert cell["request_throughput"] == pytest.approx(399 / (ended[-1] - ended[0]), rel=0.1)
     assert cell["request_throughput"] < 1000 / RENDER_MS
     assert "not-steady-state" in [flag["code"] for flag in cell["validity"]]
