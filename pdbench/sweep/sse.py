@@ -9,12 +9,10 @@ from __future__ import annotations
 import json
 import math
 import re
-from bisect import bisect_right
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import accumulate
-from typing import Any
+from typing import Any, NamedTuple
 
 Read = tuple[int, bytes]  # (CLOCK_MONOTONIC ns, bytes)
 
@@ -23,11 +21,11 @@ _BOM = b"\xef\xbb\xbf"
 _FIELDS = (b"data", b"event", b"id", b"retry")
 _REASONING = ("reasoning", "reasoning_content")
 _FAILED_FINISH = ("error", "abort")
+_scan = json.JSONDecoder().raw_decode
 _INSTANTS = ("request_received_ms", "request_finish_time_ms")  # of the wall clock, no durations
 
 
-@dataclass(frozen=True, slots=True)
-class Event:
+class Event(NamedTuple):
     """One dispatched event. `read` is the index of the read that completed it, `t_ns` that read's stamp."""
 
     t_ns: int
@@ -68,15 +66,12 @@ def is_event_stream(body: bytes) -> bool:
 
 def parse(reads: Sequence[Read]) -> list[Event]:
     """The events of a stream. Data that no blank line ends is not an event, as WHATWG says."""
-    body = b"".join(data for _, data in reads)
-    ends = list(accumulate(len(data) for _, data in reads))
+    body = b"".join([data for _, data in reads])
     events: list[Event] = []
-    start = len(_BOM) if body.startswith(_BOM) else 0
     data: list[bytes] = []
     name = b""
-    for end in _LINE_END.finditer(body, start):
-        line = body[start : end.start()]
-        start = end.end()
+    read, t_ns, received = -1, 0, 0  # `received`: bytes up to the end of that read
+    for line, end in _lines(body):
         if line:
             key, _, value = line.partition(b":")
             value = value[1:] if value.startswith(b" ") else value
@@ -88,10 +83,27 @@ def parse(reads: Sequence[Read]) -> list[Event]:
         if data or name == b"error":
             # A failure that is told without data is no event by the rules, and must not pass unseen.
             # The blank line ends with the first byte of its terminator: a CR needs no LF to count.
-            read = bisect_right(ends, end.start())
-            events.append(Event(reads[read][0], read, _text(name), _text(b"\n".join(data))))
+            while received <= end:
+                read += 1
+                t_ns = reads[read][0]
+                received += len(reads[read][1])
+            events.append(Event(t_ns, read, _text(name), _text(b"\n".join(data))))
         data, name = [], b""
     return events
+
+
+def _lines(body: bytes) -> Iterator[tuple[bytes, int]]:
+    """Each line that is whole, and where its terminator begins."""
+    start = len(_BOM) if body.startswith(_BOM) else 0
+    if b"\r" in body:
+        for terminator in _LINE_END.finditer(body, start):
+            yield body[start : terminator.start()], terminator.start()
+            start = terminator.end()
+        return
+    for line in body[start:].split(b"\n")[:-1]:
+        end = start + len(line)
+        yield line, end
+        start = end + 1
 
 
 def _text(raw: bytes) -> str:
@@ -103,7 +115,7 @@ class _Reading:
     """An answer in the making."""
 
     token_ns: list[int] = field(default_factory=list)
-    per_read: Counter[int] = field(default_factory=Counter)
+    reads: list[int] = field(default_factory=list)  # those of the tokens
     usage: dict[str, Any] = field(default_factory=dict)
     finish_reason: str | None = None
     done: bool = False
@@ -124,11 +136,12 @@ def read_answer(reads: Sequence[Read]) -> Answer:
             _take(reading, event)
     usage = reading.usage
     details = usage.get("prompt_tokens_details")
+    a_read = Counter(reading.reads).values()
     return Answer(
         token_ns=tuple(reading.token_ns),
-        max_events_per_read=max(reading.per_read.values(), default=None),
-        token_reads=len(reading.per_read),
-        shared_reads=sum(count > 1 for count in reading.per_read.values()),
+        max_events_per_read=max(a_read, default=None),
+        token_reads=len(a_read),
+        shared_reads=sum(count > 1 for count in a_read),
         prompt_tokens=_count(usage.get("prompt_tokens")),
         output_tokens=_count(usage.get("completion_tokens")),
         cached_tokens=_count(details.get("cached_tokens")) if isinstance(details, dict) else None,
@@ -142,9 +155,12 @@ def read_answer(reads: Sequence[Read]) -> Answer:
 
 
 def _take(reading: _Reading, event: Event) -> None:
+    text = event.data.strip(" \t\r\n")
     try:
-        message = json.loads(event.data)
+        message, end = _scan(text)
     except (ValueError, RecursionError):
+        message, end = None, 0
+    if end != len(text):
         message = None
     problem = error_text(message) if message is not None else None
     if problem is None and event.name == "error":
@@ -159,16 +175,19 @@ def _take(reading: _Reading, event: Event) -> None:
         reading.usage = message["usage"]
     if "nvext" in message or "metrics" in message:
         reading.timing_ms |= _timing_ms(message)
-    choices = [choice for choice in _list(message.get("choices")) if isinstance(choice, dict)]
-    if any(has_output(choice) for choice in choices):
-        reading.token_ns.append(event.t_ns)
-        reading.per_read[event.read] += 1
-    for choice in choices:
+    token = False
+    for choice in _list(message.get("choices")):
+        if not isinstance(choice, dict):
+            continue
+        token = token or has_output(choice)
         reason = choice.get("finish_reason")
         if isinstance(reason, str) and reason:
             reading.finish_reason = reason
             if reason in _FAILED_FINISH:
                 reading.error = reading.error or f"finish_reason {reason}"
+    if token:
+        reading.token_ns.append(event.t_ns)
+        reading.reads.append(event.read)
 
 
 def _timing_ms(message: dict[str, Any]) -> dict[str, float]:
