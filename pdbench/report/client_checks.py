@@ -15,6 +15,7 @@ from pdbench.report.demand import slots_of
 from pdbench.report.finding import VOID, WARN, Finding
 from pdbench.report.one_full import one_full
 from pdbench.report.short_run import short_run
+from pdbench.report.slow_server import slow_server
 from pdbench.report.statistics import needed_for
 from pdbench.report.thinking import thinking_dropped, thought_before
 
@@ -68,6 +69,9 @@ def _not_steady(cell: Measured) -> Iterator[Finding]:
     if cell.rate is not None and cell.achieved is not None:
         reasons.append(f"{cell.achieved:.2f} of {cell.rate:g} req/s came out")
     lower = "Lower --speed" if cell.plan.get("trace") else "Lower the rate"
+    if (slow := slow_server(cell)) is not None:
+        reasons.append(slow.text())
+        lower = f"Find out why {slow.server} is slow, l{lower[1:]}"
     yield Finding(
         "not-steady-state", VOID, "; ".join(reasons) + f". {lower}, or add capacity; more requests don't help."
     )

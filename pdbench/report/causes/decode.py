@@ -9,6 +9,7 @@ from pdbench.report.causes.case import Case, Cause, Part, Taken
 from pdbench.report.causes.idle_slots import waits_for_a_look, waits_for_a_slot
 from pdbench.report.causes.loop import beside_prompts, held_loop, only_for_stalls, stall_text
 from pdbench.report.causes.posting import turn_met_ms, wait_to_post
+from pdbench.report.slow_server import slow_server
 from pdbench.report.split import Split
 from pdbench.report.stages import prompt_share
 
@@ -50,6 +51,9 @@ def decode_slots(case: Case) -> Iterator[tuple[Cause, Taken | None]]:
                 f"With a slot for each of the {cell.streams} streams none waits, and they make about {then.rate:.2g}"
                 f" instead of {cell.achieved or 0.0:.2g} req/s."
             )
+    if (slow := slow_server(cell)) is not None:
+        numbers.append(slow.text())
+        advice, confirm = slow.advice(), slow.confirm()
     yield case.named("decode-slots", taken, numbers, advice, confirm)
 
 
