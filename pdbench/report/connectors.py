@@ -78,7 +78,8 @@ def _of_server(cell: Measured, server: str, role: str) -> Iterator[dict[str, Any
     handoff = _entry(cell, server, role, HANDOFF)
     if handoff is not None and (handoff["operations"] or handoff["failed"]):
         yield handoff
-    if handoff is None and len({entry["connector"].partition(" tier")[0] for entry in stores}) == 1:
+    alone = len({entry["connector"].partition(" tier")[0] for entry in stores}) == 1
+    if alone and handoff is None and role != "decode":  # whose prompts come by connectors without series too
         _add_share_of_prompts(cell, server, stores)
     yield from stores
 

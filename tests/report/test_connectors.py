@@ -132,3 +132,16 @@ def test_the_page_shows_what_moved_and_nothing_where_nothing_did(tmp_path: Path)
     ):
         name, *figures = row
         assert f"<td>{name}</td>" + "".join(f'<td class="n">{figure}</td>' for figure in figures) in section
+
+
+def test_what_decode_had_of_its_prompts_is_not_an_offloads(tmp_path: Path) -> None:
+    """P/D connectors such as Mooncake's and MoRI-IO show nothing, and vLLM counts their handoffs as hits too."""
+
+    def bare(t: float, role: str, rows: list[list[Any]]) -> list[list[Any]]:
+        page = "".join(f"{sample} {after if t > 0 else before}\n" for sample, (before, after) in OFFLOAD.items())
+        kept = [row for row in rows if not row[1].startswith("nixl")]
+        return kept + [list(row) for row in read_page("vllm", page.encode()).rows]
+
+    (cell,) = summarise(make_run(tmp_path / "run", [[World(tamper=bare)]]))["cells"]
+    loads = {one["server"]: one for one in cell["connectors"] if one["connector"] + one["direction"] == "offloadload"}
+    assert "hit_share" not in loads["decode-0"] and loads["prefill-0"]["hit_share"] == 0.25
