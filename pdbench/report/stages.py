@@ -64,10 +64,11 @@ def stages_of(cell: Measured) -> Stages | None:
             loaded_no_slot = _area(_beyond_free(loaded, running, limit), segment)
             short = short_of_blocks(cell, page, engine, start, limit)
             unseen = _area(_not_looked_for(start, moving, loaded, running, limit, short), segment)
+            behind = _area(_behind_blocks(cell, page, engine, loaded, start, limit), segment)
             waiting += _area(start, segment)
-            slot += _area(start, segment) - unseen + loaded_no_slot
-            pool += _area(short, segment)
-            poll += _area(loaded, segment) - loaded_no_slot + unseen
+            slot += _area(start, segment) - unseen + loaded_no_slot + behind
+            pool += _area(short, segment) + behind
+            poll += _area(loaded, segment) - loaded_no_slot + unseen - behind
             loading += _area(moving, segment)
             loading_no_slot += _area(_beyond_free(moving, running, limit), segment)
     step = cell.window.mean_s("decode", "itl_s") or (cell.answers.mean(cell.answers.tpot_ms) or 0.0) / 1000
@@ -103,14 +104,16 @@ def _not_looked_for(
     return Gauge(start.t, np.where((others + start.value <= limit) & (short.value <= 0), start.value, 0.0))
 
 
-def no_slot_free(cell: Measured, page: Page, engine: str, at: Gauge) -> NDArray[np.bool_]:
-    """For each sample of `at` whether the engine's slots were taken, all or but for one: that one has just been freed,
-    and has started the loads of all that waited. Never, where the number of slots is not known."""
-    running, limit = engine_gauge(page, engine, "running"), engine_limit(cell, page, engine)
-    if running is None or limit is None or not len(running.t):
-        return np.zeros(len(at.t), dtype=bool)
-    full: NDArray[np.bool_] = _held(running, at.t) >= limit - 1
-    return full
+def _behind_blocks(cell: Measured, page: Page, engine: str, loaded: Gauge, start: Gauge, limit: float | None) -> Gauge:
+    """Requests that are loaded and have a slot free, behind one that waits for blocks: the queue is served in its
+    order, and the first is often one that was preempted, which no stage counts."""
+    head = engine_gauge(page, engine, "waiting_by_reason", reason="capacity")
+    short = short_of_blocks(cell, page, engine, start if head is None else head, limit)
+    if not len(short.t):
+        return Gauge(loaded.t, np.zeros_like(loaded.value))
+    running = engine_gauge(page, engine, "running")
+    free = loaded.value - _beyond_free(loaded, running, limit).value
+    return Gauge(loaded.t, np.where(_held(short, loaded.t) > 0, free, 0.0))
 
 
 def short_of_blocks(cell: Measured, page: Page, engine: str, waiting: Gauge, limit: float | None) -> Gauge:

@@ -91,7 +91,8 @@ def turns_of(answers: Answers, lag_s: float) -> Turns | None:
     blocks = _Blocks(ends, gaps, quiet, first - lag_s, first, last, lag_s)
     mean_ms, quiet_ms = float(gaps.mean()) * 1000, float(quiet.mean()) * 1000
     lost, stall, rate = blocks.lost(), blocks.stall_ms(), len(first) / busy
-    if rate * mean_ms / 1000 >= OFTEN and stall is not None and stall.low > 0:
+    often = rate * mean_ms / 1000 >= OFTEN and stall is not None and stall.low > 0
+    if often and stall is not None and rate * stall.value < 1000:  # else most of them came while no stream ran
         lost = Estimate(*(rate * ms / 1000 for ms in (stall.value, stall.low, stall.high)))
         quiet_ms = mean_ms * max(0.0, 1 - lost.value)
     return Turns(

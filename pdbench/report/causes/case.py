@@ -15,6 +15,7 @@ from dataclasses import asdict, dataclass, field, replace
 import numpy as np
 
 from pdbench.report.blocks import jackknife, without_each_block
+from pdbench.report.causes.posts_met import PostsMet, posts_met
 from pdbench.report.cell import COLOCATED, PULL, PUSH, Measured
 from pdbench.report.demand import Slots, slots_of
 from pdbench.report.finding import Finding
@@ -26,6 +27,7 @@ WAIT_SHARE = 0.25  # of TTFT, for what a request waits for
 WORK_SHARE = 0.5  # for work that every request has: computing the prompt, posting its KV
 SURE_SHARE = 0.10  # the lower end of the 95 % interval of the share
 BESIDE_SHARE = 0.10  # of TTFT, for what is a cause beside a larger one
+BUSY = 2 / 3  # of what is short, in use: below, queues are short or an accident (M/D/1's wait is then the service's)
 NOTICED_TURNS = 4.0  # a part shorter than so many tokens of the stream ...
 NOTICED_MS = 50.0  # ... and than this is not what makes a TTFT bad
 SENTENCE_TURNS = 25.0  # tokens of a sentence
@@ -75,6 +77,13 @@ class Taken:
     interval: tuple[float, float] | None  # of the share of TTFT
     pace_ms: float | None
 
+    def expected(self, use: float | None) -> Taken:
+        """The same, of a wait for what is in use for so much of the time: its bursts are then what such a load makes,
+        and the next run has its own."""
+        if use is None or use < BUSY:
+            return self
+        return replace(self, of_ttft=_known(self.of_ttft), of_rest=_known(self.of_rest))
+
     def is_wait(self) -> bool:
         return self._is(WAIT_SHARE)
 
@@ -112,6 +121,7 @@ class Case:
     without: Sequence[Split]  # less one block of time, for each block
     slots: Slots
     turns: Turns | None
+    posts: PostsMet | None  # in pull, if they are made on decode's loop
     findings: Sequence[Finding]
     peers: Peers
     removed: Mapping[str, Part] = field(default_factory=dict)
@@ -128,8 +138,10 @@ class Case:
             left = [rest] * len(left)
         rests = [_share(part(split), of) for split, of in zip(self.without, left, strict=True)]
         found, of_ttft = jackknife(share, wholes), _sure(share, wholes)
-        if found is not None and found.low < of_ttft.low:  # a burst over two blocks of time shows on the plain scale
-            of_ttft = replace(of_ttft, low=found.low)
+        # A burst over two blocks of time shows on the plain scale, whatever bursts others have.
+        own = jackknife(share, [_share(part(split), self.mean_ttft_ms) for split in self.without])
+        if found is not None and own is not None:
+            of_ttft = replace(of_ttft, low=min(of_ttft.low, max(found.low, own.low)))
         return Taken(
             key,
             part,
@@ -204,7 +216,9 @@ def case_of(cell: Measured, split: Split | None, findings: Sequence[Finding], pe
     without = [found for less in without_each_block(cell) if (found := split_of(less)) is not None]
     lag_s = _lag_s(cell)
     turns = turns_of(cell.answers, lag_s) if lag_s else cell.turns
-    return Case(cell, split, mean, without, slots_of(cell), turns, findings, peers)
+    turn_ms = turns.quiet_ms if turns is not None else cell.answers.mean(cell.answers.tpot_ms)
+    posts = posts_met(cell, split, turn_ms) if cell.mode == PULL else None
+    return Case(cell, split, mean, without, slots_of(cell), turns, posts, findings, peers)
 
 
 def _lag_s(cell: Measured) -> float:
@@ -213,6 +227,10 @@ def _lag_s(cell: Measured) -> float:
         return 0.0
     xfer, post = cell.window.mean_s("decode", "nixl_xfer_s"), cell.window.mean_s("decode", "nixl_post_s")
     return max(0.0, (xfer or 0.0) - (post or 0.0))
+
+
+def _known(share: Share) -> Share:
+    return Share(share.value, share.value)
 
 
 def _share(ms: float | None, of: float) -> float | None:

@@ -61,7 +61,7 @@ def decode_kv_pool(case: Case) -> Iterator[tuple[Cause, Taken | None]]:
     """Requests wait while slots are free: the pool has no blocks for one more prompt."""
     cell = case.cell
     taken = case.taken("pool", lambda split: split.for_blocks)
-    if taken is None or not taken.is_wait():
+    if taken is None or not taken.expected(cell.window.send_mean(cell.decoder, "kv_cache_usage", True)).is_wait():
         return
     numbers = [f"waiting for KV blocks with slots free takes {case.of_ttft(taken.ms)}"]
     usage = cell.window.send_max(cell.decoder, "kv_cache_usage", average=True)

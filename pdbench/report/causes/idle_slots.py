@@ -10,7 +10,7 @@ from __future__ import annotations
 import numpy as np
 
 from pdbench.report.causes.case import NOTICED_MS, Case, Part
-from pdbench.report.causes.posting import posts_met_ms, turn_met_ms, wait_to_post
+from pdbench.report.causes.posting import load_met_ms, wait_to_post
 from pdbench.report.demand import engine_gauge, engine_limit
 from pdbench.report.split import Split
 from pdbench.report.stages import LOADED, LOADING, WAITING, stages_of
@@ -47,7 +47,7 @@ def _late_beside_full_slots(case: Case) -> bool:
         return False
     leg = 0.0 if case.pull else split.get("prefill_queue") + split.get("prefill")
     known = split.get("post") + split.get("transfer") + max(0.0, leg - 1000 * stages.waiting / requests)
-    late = 1000 * stages.loading / requests - known - turn_met_ms(case) - posts_met_ms(case) - wait_to_post(case)(split)
+    late = 1000 * stages.loading / requests - known - load_met_ms(case) - wait_to_post(case)(split)
     return late >= NOTICED_MS
 
 

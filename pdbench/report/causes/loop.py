@@ -151,10 +151,9 @@ def _numbers(case: Case, turns: Turns, loop: Estimate | None, together: Estimate
             f" {min(1.0, posted_share(case)):.0%} of the time in which streams run"
         )
         if holds_others(case):
-            others = behind_posts(case)(case.split) or 0.0
             numbers.append(
                 f"handoffs that come together are posted one after the other: waiting for others' posts takes"
-                f" {case.of_ttft(others)}"
+                f" {case.of_ttft(behind_posts(case))}"
             )
         return numbers
     if together is not None and together.low > 0:
@@ -189,7 +188,8 @@ def holds_itself(case: Case, loop: Estimate | None, together: Estimate | None, t
 
 def holds_others(case: Case) -> bool:
     """Whether handoffs wait for each other's posts: a tenth of TTFT, beside one's own."""
-    behind = case.taken("post", behind_posts(case))
+    behind_ms = behind_posts(case)
+    behind = case.taken("post", lambda split: behind_ms)
     return behind is not None and behind.is_noticed and behind.of_ttft.value >= BESIDE_SHARE
 
 

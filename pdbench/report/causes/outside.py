@@ -51,7 +51,8 @@ def client(case: Case) -> Iterator[tuple[Cause, Taken | None]]:
     ours = next((f for f in case.findings if f.code == "client-saturated" and f.severity == VOID), None)
     if ours is None:
         return
-    late = case.cell.answers.mean((case.cell.answers.sent - case.cell.answers.intended) * 1000)
-    share = None if late is None else min(1.0, max(0.0, late / case.mean_ttft_ms))
+    late_ms = case.cell.answers.mean((case.cell.answers.sent - case.cell.answers.intended) * 1000)
+    taken = None if late_ms is None else case.taken("client", lambda split: late_ms)
+    share = None if taken is None else min(1.0, max(0.0, taken.of_ttft.value))
     advice, confirm = "Move pdbench to a host of its own.", "Lateness falls, and TTFT with it."
-    yield Cause("client", share, ours.evidence, advice, confirm), None
+    yield Cause("client", share, ours.evidence, advice, confirm), taken

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
-from pdbench.report.causes.case import Case, Cause, Taken
+from pdbench.report.causes.case import BUSY, Case, Cause, Taken
 from pdbench.report.causes.loop import holds_others
 from pdbench.report.causes.posting import posts_on_loop
 from pdbench.report.cell import COLOCATED
@@ -13,7 +13,6 @@ from pdbench.report.prefix import PREFIX_WARN_SHARE, prefix_hits
 from pdbench.report.split import Split
 from pdbench.report.stages import prompt_share
 
-BUSY = 2 / 3  # prompts in work: below, M/D/1's wait is shorter than the service
 PLANNED = 0.6  # of an instance's time to plan for: a little below
 PINNED_SHARE = 0.5  # of the prefill servers' samples with requests waiting in which their KV pool was full
 
