@@ -18,7 +18,7 @@ from pdbench.report.blocks import jackknife, without_each_block
 from pdbench.report.causes.posts_met import PostsMet, posts_met
 from pdbench.report.cell import COLOCATED, PULL, PUSH, Measured
 from pdbench.report.demand import Slots, slots_of
-from pdbench.report.finding import Finding
+from pdbench.report.finding import VOID, Finding
 from pdbench.report.grid import Peers
 from pdbench.report.split import Split, split_of
 from pdbench.report.turns import Turns, turns_of
@@ -190,6 +190,11 @@ class Case:
         """Whether decode often computes requests again that it put back: that holds its loop when handoffs come."""
         put_back = self.cell.window.delta("decode", "preemptions") or 0.0
         return put_back > PREEMPTED_SHARE * self.cell.answers.count("ok")
+
+    @property
+    def expired(self) -> bool:
+        """Whether prefill gave KV away before it was read: loads of it end late or never, whoever looks for them."""
+        return any(found.code == "kv-expired" and found.severity == VOID for found in self.findings)
 
     @property
     def colocated(self) -> bool:

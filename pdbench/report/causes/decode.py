@@ -97,7 +97,9 @@ def noticed_late(case: Case) -> Part:
 
     def late(split: Split) -> float | None:
         poll = split.parts.get("poll")
-        return None if poll is None else max(0.0, poll - expected - thread(split)) + (behind(split) or 0.0)
+        if poll is None or case.expired:
+            return None
+        return max(0.0, poll - expected - thread(split)) + (behind(split) or 0.0)
 
     return late
 

@@ -43,7 +43,9 @@ def _late_beside_full_slots(case: Case) -> bool:
     """Whether loads last longer than their transfers, the posts of others and a turn explain, slots full or not."""
     stages, requests = stages_of(case.cell), case.cell.window.delta("decode", "queue_s", "count")
     split, slots = case.split, case.split.for_slots or 0.0
-    if stages is None or not requests or not slots or split.get("slot_wait") - slots > SHORT_OF_BLOCKS * slots:
+    if stages is None or not requests or not slots or case.expired:
+        return False
+    if split.get("slot_wait") - slots > SHORT_OF_BLOCKS * slots:
         return False
     leg = 0.0 if case.pull else split.get("prefill_queue") + split.get("prefill")
     known = split.get("post") + split.get("transfer") + max(0.0, leg - 1000 * stages.waiting / requests)

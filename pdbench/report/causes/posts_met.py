@@ -23,7 +23,7 @@ from pdbench.report.split import Split
 from pdbench.report.statistics import Floats
 
 MOST_REQUESTS = 100_000  # the first of a very long cell tell enough
-SAME_S = 1e-9
+SAME_S = 1e-6
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +90,7 @@ def _replayed(come: Floats, last: Floats, post_s: float, moved_s: float, turn_s:
     turns: list[float] = []
     t, full_at, lost_s, i = float(come[0]), -math.inf, 0.0, 0
     while i < len(come) or waiting or loading or loaded:
-        while ends and ends[0] <= t + SAME_S:
+        while ends and ends[0] <= t + turn_s / 2:  # with a turn, whatever clients see it later by
             heappop(ends)
         while i < len(come) and come[i] <= t + SAME_S:
             waiting.append(i)
@@ -117,7 +117,7 @@ def _replayed(come: Floats, last: Floats, post_s: float, moved_s: float, turn_s:
         t += posts_s + (turn_s if ends else 0.0)
         event = min(come[i] if i < len(come) else math.inf, landed[loading[0]] if loading else math.inf)
         if ends:  # turns in which nothing happens
-            t += turn_s * max(0, math.ceil((min(event, ends[0]) - t) / turn_s - SAME_S))
+            t += turn_s * max(0, math.ceil((min(event, ends[0] - turn_s / 2) - SAME_S - t) / turn_s))
         elif event < math.inf:
             t = max(t, float(event))
     return _Times(ready, begun, posted, landed, noticed, admitted, beside, np.array(turns), lost_s)
