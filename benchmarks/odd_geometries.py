@@ -17,8 +17,8 @@ import tempfile
 from collections import Counter, defaultdict
 from collections.abc import Collection
 from concurrent.futures import ProcessPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass, replace
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -87,7 +87,7 @@ def geometry(draw: random.Random) -> Geometry:
 
 
 def drawn(draw: random.Random) -> Odd | None:
-    """One run; `None` where the draw makes none that can be planted, or one that is too long."""
+    """One run; `None` where it would be too long. `ValueError`: no testbed can be so."""
     place, mode, dose = geometry(draw), draw.choice(["pull", "push"]), draw.choice([MILD, STRONG])
     dose = replace(dose, share=dose.share * draw.uniform(0.92, 1.12), load=dose.load * draw.uniform(0.98, 1.15))
     causes = draw.choice([(), (draw.choice(list(FAULTS)),), (draw.choice(list(FAULTS)),), *[draw.choice(PAIRS)] * 2])
@@ -101,6 +101,7 @@ def drawn(draw: random.Random) -> Odd | None:
     requests, server_s = rate * duration_s, duration_s * (servers + prefills)
     if requests > MOST_REQUESTS or requests * plant.output > MOST_TOKENS or server_s > MOST_SERVER_S:
         return None
+    plant.geometry.bed(plant.mode, **plant.settings)
     seed = draw.randrange(1000, 10_000)
     load: dict[str, Any] = {"prompt_lens": [place.prompt], "seed": seed, "prompt_seed": seed, "duration_s": duration_s}
     gamma = {"arrivals": "gamma", "burstiness": draw.choice([0.5, 2.0])} if draw.random() < 0.15 else {}
@@ -132,8 +133,10 @@ def main() -> None:
     for option, default in (("--seed", None), ("--runs", 60), ("--jobs", os.cpu_count() or 1)):
         parser.add_argument(option, type=int, default=default, required=default is None)
     asked = parser.parse_args()
-    draw = random.Random(asked.seed)
-    odds = list(islice((odd for odd in iter(lambda: drawn(draw), 0) if odd is not None), asked.runs))
+    draw, odds = random.Random(asked.seed), list[Odd]()
+    while len(odds) < asked.runs:
+        with suppress(ValueError):
+            odds += filter(None, [drawn(draw)])
     counts: dict[str, Counter[str]] = defaultdict(Counter)
     with ProcessPoolExecutor(asked.jobs) as pool:
         for odd, (count, lines) in zip(odds, pool.map(judged, odds), strict=True):

@@ -223,7 +223,8 @@ def case_of(cell: Measured, split: Split | None, findings: Sequence[Finding], pe
     turns = turns_of(cell.answers, lag_s) if lag_s else cell.turns
     turn_ms = turns.quiet_ms if turns is not None else cell.answers.mean(cell.answers.tpot_ms)
     posts = posts_met(cell, split, turn_ms) if cell.mode == PULL else None
-    return Case(cell, split, mean, without, slots_of(cell), turns, posts, findings, peers)
+    case = Case(cell, split, mean, without, slots_of(cell), turns, posts, findings, peers)
+    return replace(case, removed={"poll": lambda split: split.parts.get("poll")}) if case.expired else case
 
 
 def _lag_s(cell: Measured) -> float:
