@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NoReturn
 
 from pdbench.errors import UsageError
 
@@ -28,6 +29,9 @@ PREFILL_FITS = {
     "qwen3-235b-h20": PrefillCost(0.0320, 2.1e-6, 108.0),
 }
 
+# A thousand tokens that take longer were typed in the other unit: slow engines on a CPU are some 100 times faster.
+SLOWEST_S = 1000.0
+
 
 def prefill_cost(text: str) -> PrefillCost:
     """`--prefill`: tokens/s, `a,b[,fixed]` in ms a token, token squared and prompt, or the name of a fit."""
@@ -42,4 +46,20 @@ def prefill_cost(text: str) -> PrefillCost:
             f"--prefill wants tokens/s, ms a token and token squared such as 0.019,5e-8, or a fit, not {text!r}.",
             f"Fits: {', '.join(PREFILL_FITS)}.",
         )
-    return PrefillCost(1000 / values[0]) if len(values) == 1 else PrefillCost(*values)
+    cost = PrefillCost(1000 / values[0]) if len(values) == 1 else PrefillCost(*values)
+    if cost.whole_ms(1000) > SLOWEST_S * 1000:
+        _refuse(text, values, cost)
+    return cost
+
+
+def _refuse(text: str, values: list[float], cost: PrefillCost) -> NoReturn:
+    """A speed that nobody means: how it was read, and the two ways to write it."""
+    units = ("ms a token", "ms a token squared", "ms a prompt")
+    pairs = zip(values, units, strict=False)
+    read = f"{text} tokens/s" if len(values) == 1 else ", ".join(f"{value:g} {unit}" for value, unit in pairs)
+    ms_a_token = f"{text},0" if len(values) == 1 else "0.019,5e-8"
+    hours = cost.whole_ms(1000) / 3.6e6
+    raise UsageError(
+        f"--prefill {text} is read as {read}: a prompt of 1,000 tokens would take {hours:,.2g} h.",
+        f"One number is tokens/s (12200); with a comma it is ms a token and token squared ({ms_a_token}).",
+    )

@@ -175,7 +175,7 @@ def _rows(sides: Sides) -> list[tuple[str, str, str, str]]:
     ]
     rows = [(name, ms(x), ms(y), _verdict(x, y)) for name, x, y in measures]
     x, y = sides.together_qps, sides.apart_qps
-    higher = _verdict(-x, -y) if x > 0 or y > 0 else "same"
+    higher = _verdict(-x, -y) if x > 0 or y > 0 else "-"
     rows.append(("goodput", f"{number(x)} req/s", f"{number(y)} req/s", higher))
     rows.append(("load", percent(a.load), percent(b.load), "-"))
     rows.append(("streams an instance", number(a.streams), number(b.streams), "-"))
@@ -184,9 +184,11 @@ def _rows(sides: Sides) -> list[tuple[str, str, str, str]]:
 
 
 def _verdict(together: float | None, apart: float | None) -> str:
-    """Lower is better; `None` is a queue that grows without end."""
+    """Lower is better; `None` is a queue that grows without end, and two of them tell nothing of each other."""
+    if together is None and apart is None:
+        return "-"
     if together is None or apart is None:
-        return "same" if together is apart else "better" if together is None else "worse"
+        return "better" if together is None else "worse"
     if abs(apart - together) <= SAME * abs(together):
         return "same"
     return "better" if apart < together else "worse"

@@ -140,7 +140,7 @@ def binary_size(nbytes: float) -> str:
 
 
 def percent(fraction: float | None) -> str:
-    return "-" if fraction is None else f"{fraction:.0%}"
+    return "-" if fraction is None else f"{fraction:,.0%}"
 
 
 def listed(words: Sequence[str]) -> str:

@@ -127,6 +127,14 @@ def test_a_trace(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     assert "How it moves over the trace" in (tmp_path / "page.html").read_text()
 
 
+def test_two_overloads_are_not_the_same(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["compare", "--prefill", "50", "--qps", "5"]
+    rows = [line.split() for line in plan(capsys, *words).splitlines()]
+    assert ["TPOT", "-", "-", "-"] in rows
+    assert ["goodput", "0", "req/s", "0", "req/s", "-"] in rows
+    assert document(capsys, *words)["same"] == []
+
+
 @pytest.mark.parametrize("words", DRAWN, ids=lambda words: words[0])
 def test_pages_stand_alone(capsys: pytest.CaptureFixture[str], tmp_path: Path, words: list[str]) -> None:
     path = tmp_path / "page.html"
@@ -169,6 +177,9 @@ def test_a_map_tells_its_states_without_colour(capsys: pytest.CaptureFixture[str
         (["compare", "--prefill", "10000", "--qps", "1", "--ratio", "3:2"], "--ratio"),
         (["compare", "--prefill", "10000", "--qps", "1", "--ratio", "3"], "--ratio"),
         ([*COMPARE, "--routing", "magic"], "split"),
+        (["compare", "--prefill", "0.003662", "--qps", "5"], "0.003662 tokens/s"),
+        (["ratio", "--prefill", "0.003662", "--qps", "5"], "(0.003662,0)"),
+        (["ratio", "--prefill", "50000,0", "--qps", "5"], "50000 ms a token"),
     ],
 )
 def test_mistakes_are_one_sentence(capsys: pytest.CaptureFixture[str], words: list[str], said: str) -> None:
