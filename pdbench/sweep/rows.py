@@ -149,12 +149,21 @@ def _told_s(answer: Answer, name: str) -> float | None:
     return None if told is None else told / 1000
 
 
+def _read(raw: Raw) -> tuple[Answer, Judgement]:
+    """What was answered. Bytes that we stumble over, against all tests, cost their own row and not the run."""
+    try:
+        if raw.content_encoding is not None:
+            raw.reads = unpacked(raw.reads, raw.content_encoding, MAX_UNPACKED_NBYTES)
+        answer = read_answer(raw.reads) if raw.http_status is not None and raw.http_status < 300 else Answer()
+        return answer, judge(raw, answer)
+    except Exception as error:  # noqa: BLE001
+        text = f"pdbench could not read the answer ({type(error).__name__}: {error}): please report it"
+        return Answer(), Judgement("failed", "unreadable", text)
+
+
 def read_row(raw: Raw, context: CellContext) -> tuple[RequestRow, list[float]]:
     """The row of one request, and the arrival of each of its token events in seconds from `sent_s`."""
-    if raw.content_encoding is not None:
-        raw.reads = unpacked(raw.reads, raw.content_encoding, MAX_UNPACKED_NBYTES)
-    answer = read_answer(raw.reads) if raw.http_status is not None and raw.http_status < 300 else Answer()
-    judgement = judge(raw, answer)
+    answer, judgement = _read(raw)
 
     def seconds(stamp_ns: int | None) -> float | None:
         return None if stamp_ns is None else (stamp_ns - context.origin_ns) / 1e9

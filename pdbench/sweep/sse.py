@@ -7,7 +7,6 @@ never what it says. An event's stamp is that of the read which completed it.
 from __future__ import annotations
 
 import json
-import math
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -22,6 +21,7 @@ _FIELDS = (b"data", b"event", b"id", b"retry")
 _REASONING = ("reasoning", "reasoning_content")
 _FAILED_FINISH = ("error", "abort")
 _scan = json.JSONDecoder().raw_decode
+_LONGEST_MS = 1e12  # beyond, and for what is no number at all, nothing was told
 _INSTANTS = ("request_received_ms", "request_finish_time_ms")  # of the wall clock, no durations
 
 
@@ -197,7 +197,7 @@ def _timing_ms(message: dict[str, Any]) -> dict[str, float]:
     for table in (nvext.get("timing") if isinstance(nvext, dict) else None, message.get("metrics")):
         for name, value in table.items() if isinstance(table, dict) else ():
             number = isinstance(value, int | float) and not isinstance(value, bool)
-            if number and math.isfinite(value) and name.endswith("_ms") and name not in _INSTANTS:
+            if number and abs(value) < _LONGEST_MS and name.endswith("_ms") and name not in _INSTANTS:
                 told[name.removesuffix("_ms")] = float(value)
     return told
 

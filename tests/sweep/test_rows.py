@@ -116,3 +116,12 @@ def test_foreign_text_is_made_harmless():
 )
 def test_what_an_error_answer_says(body, said):
     assert read_row(raw(body, status=500), CONTEXT)[0].error == said
+
+
+def test_an_answer_that_we_stumble_over_costs_its_own_row(monkeypatch):
+    def stumbles(reads):
+        raise OverflowError("int too large to convert to float")
+
+    monkeypatch.setattr("pdbench.sweep.rows.read_answer", stumbles)
+    row, offsets = read_row(raw(TOKEN, FINISH, DONE), CONTEXT)
+    assert (row.status, row.error_kind, offsets) == ("failed", "unreadable", []) and "OverflowError" in row.error

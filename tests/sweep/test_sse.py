@@ -267,3 +267,6 @@ def test_what_dynamo_and_vllm_tell_of_their_own_times() -> None:
     event = b'data: {"choices":[],"metrics":{"queue_time_ms":0.5,"x_ms":null,"y_ms":true,"tokens_per_second":3}}\n\n'
     assert read_answer([(1, event)]).timing_ms == {"queue_time": 0.5}
     assert read_answer([(1, b'data: {"nvext":[1],"metrics":"no","choices":[]}\n\n')]).timing_ms == {}
+    for no_time in (b"9" * 400, b"-" + b"9" * 400, b"1e400", b"NaN", b"true", b'"1"', b"null"):
+        event = b'data: {"metrics":{"queue_time_ms":' + no_time + b'},"choices":[]}\n\n'
+        assert read_answer([(1, event)]).timing_ms == {}
