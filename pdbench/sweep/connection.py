@@ -44,6 +44,7 @@ class Home(Protocol):
     def unwatch(self, connection: Connection, fd: int) -> None: ...
     def addresses(self) -> list[Address]: ...
     def refuse(self, address: Address) -> None: ...
+    def spare(self) -> bool: ...
 
 
 class Rider(Protocol):
@@ -113,7 +114,11 @@ class Connection:
                     sock.close()
                     raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
             except OSError as error:
-                self._fail(own_limit(error) or "connect", os_error_words(error))
+                limit = own_limit(error)
+                if limit == "fd-limit" and self._home.spare():
+                    self._untried.insert(0, self._address)
+                    continue
+                self._fail(limit or "connect", os_error_words(error))
                 return
             self.tcp = family != socket.AF_UNIX
             try:
@@ -207,7 +212,7 @@ class Connection:
         if self.tls is not None and self.sock is not None:
             with contextlib.suppress(OSError):  # ssl.SSLError is one
                 received = self.sock.recv(65536)
-                if received and not self.tls.open(received) and not self.tls.over:
+                if received and not self.tls.open(received) and not self.tls.ended:
                     return
         self.shut()
 

@@ -7,9 +7,9 @@ the event loop, so nothing waits, nothing is parsed but the framing, and a stamp
 from __future__ import annotations
 
 import asyncio
+import re
 import select
 import socket
-import ssl
 import struct
 import time
 from typing import Protocol
@@ -24,6 +24,9 @@ from pdbench.sweep.tls import Tls, ssl_error_words
 _TIMESPEC = struct.Struct("@ll")
 _ANCILLARY_NBYTES = socket.CMSG_SPACE(_TIMESPEC.size)
 _READ_NBYTES = 16 << 10
+_OUTPUT = re.compile(
+    rb'"(?:text|content|reasoning|reasoning_content|refusal|arguments)": ?"[^"]|"token_ids": ?\[[0-9]'
+)  # nearly all first tokens. One that is missed is followed by others, and only which socket is read first hangs on it
 _LARGE_READ_NBYTES = 256 << 10  # once a read was full
 _IN, _OUT = select.EPOLLIN, select.EPOLLOUT
 _now = time.monotonic_ns
@@ -161,6 +164,8 @@ class Exchange:
             self._rest = memoryview(b"".join(pieces))[sent:]
             connection.on_ready = self._send_rest
             self._home.rewatch(connection, sock.fileno(), _IN | _OUT)
+        if self._tls is not None:  # epoll does not see what came in one segment with the handshake's end
+            self._heard(b"", _now(), USER_STAMP)
 
     def _send_rest(self) -> None:
         """Send what the socket did not take at once, and read: a server may answer before it has been told all."""
@@ -197,37 +202,43 @@ class Exchange:
             stamp_ns, lag_ns = user_ns, USER_STAMP
         if len(data) == self._size:
             self._size = _LARGE_READ_NBYTES
-        if self._tls is not None and data:
-            try:
-                data = self._tls.open(data)
-            except ssl.SSLError as error:
-                self.finish("tls", ssl_error_words(error))
-                return
-            if not data and not self._tls.over:
-                return  # no record is whole yet
-        if not data:
-            self._closed()
-            return
-        reader = self._reader
-        body = reader.feed(data)
-        if raw.first_byte_ns is None and reader.head is not None:
-            raw.first_byte_ns = stamp_ns
-        if body:
-            if not raw.reads and not self._rest and self._connection is not None:
-                self._home.let_flow(self._connection, True)
-            raw.reads.append((stamp_ns, body))
-            raw.lags_ns.append(lag_ns)
-            self._nbytes += len(body)
-        if reader.complete:
-            self.finish("complete", "", stamp_ns)
-        elif reader.error is not None:
-            self.finish("protocol", reader.error)
-        elif self._nbytes > MAX_ANSWER_NBYTES:
-            self.finish("too-large", f"the answer is longer than {MAX_ANSWER_NBYTES >> 20} MiB")
+        if data:
+            self._heard(data, stamp_ns, lag_ns)
+        else:
+            self._closed(user_ns)
 
-    def _closed(self) -> None:
+    def _heard(self, data: bytes, stamp_ns: int, lag_ns: int) -> None:
+        raw, reader, tls, connection = self._raw, self._reader, self._tls, self._connection
+        assert raw is not None and connection is not None
+        if tls is not None:
+            data = tls.open(data)
+        if data:
+            body = reader.feed(data)
+            if raw.first_byte_ns is None and reader.head is not None:
+                raw.first_byte_ns = stamp_ns
+            if body:
+                if not connection.flows and not self._rest and _OUTPUT.search(body) is not None:
+                    self._home.let_flow(connection, True)
+                raw.reads.append((stamp_ns, body))
+                raw.lags_ns.append(lag_ns)
+                self._nbytes += len(body)
+            if reader.complete:
+                self.finish("complete", "", stamp_ns)
+                return
+            if reader.error is not None:
+                self.finish("protocol", reader.error)
+                return
+            if self._nbytes > MAX_ANSWER_NBYTES:
+                self.finish("too-large", f"the answer is longer than {MAX_ANSWER_NBYTES >> 20} MiB")
+                return
+        if tls is not None and tls.broken is not None:
+            self.finish("tls", ssl_error_words(tls.broken))
+        elif tls is not None and tls.over:
+            self._closed(stamp_ns)
+
+    def _closed(self, stamp_ns: int) -> None:
         if self._reader.end():
-            self.finish("complete", "")
+            self.finish("complete", "", stamp_ns)
         else:
             place = "the end of the answer" if self._reader.head is not None else "its begin"
             self._lost(f"the server closed the connection before {place}")
@@ -279,7 +290,7 @@ class Exchange:
             connection.abort()
         else:
             head = self._reader.head
-            reusable = self._reader.reusable and not self._rest
+            reusable = self._reader.reusable and not self._rest and (self._tls is None or not self._tls.ended)
             self._home.give_back(connection, reusable, head.keep_alive_s if head is not None else None)
 
     def bug(self, error: BaseException) -> None:

@@ -200,6 +200,13 @@ class SocketClient:
             with contextlib.suppress(ValueError):
                 self._where.remove(address)
 
+    def spare(self) -> bool:
+        """Let one descriptor go that only waits for a server to close first; false: there is none."""
+        if not self._retired:
+            return False
+        self._retired.popleft().abort()
+        return True
+
     # What an exchange needs.
     def take(self, rider: Exchange) -> Connection:
         """A connection that was kept, as long as the server surely keeps it too; else one that is being opened."""

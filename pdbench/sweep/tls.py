@@ -26,12 +26,13 @@ def ssl_error_words(error: ssl.SSLError) -> str:
 class Tls:
     """One connection's. Bytes from the wire go in, bytes for the wire come out; nothing here waits."""
 
-    __slots__ = ("_incoming", "_outgoing", "_tls", "over")
+    __slots__ = ("_incoming", "_outgoing", "_tls", "broken", "over")
 
     def __init__(self, made: ssl.SSLContext, host: str) -> None:
         self._incoming, self._outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
         self._tls = made.wrap_bio(self._incoming, self._outgoing, server_hostname=host)
         self.over = False  # the other side has said that nothing more will come
+        self.broken: ssl.SSLError | None = None  # what follows the bytes that were opened is no record, or an alert
 
     def shake(self, received: bytes) -> tuple[bool, bytes]:
         """Go on with the handshake: whether it is done, and what to send. Raises ssl.SSLError."""
@@ -51,7 +52,8 @@ class Tls:
         return self._outgoing.read()
 
     def open(self, received: bytes) -> bytes:
-        """The plain bytes in what was received, none as long as a record is not whole. Raises ssl.SSLError."""
+        """The plain bytes in what was received, and in what a handshake left; none as long as a record is not whole.
+        After them `over` or `broken` may be set."""
         self._incoming.write(received)
         pieces = []
         try:
@@ -62,4 +64,10 @@ class Tls:
             pass
         except ssl.SSLZeroReturnError:
             self.over = True
+        except ssl.SSLError as error:
+            self.broken = error
         return b"".join(pieces)
+
+    @property
+    def ended(self) -> bool:
+        return self.over or self.broken is not None

@@ -5,9 +5,12 @@ from __future__ import annotations
 import asyncio
 import gzip
 import json
+import os
 import resource
 import socket
 import struct
+import subprocess
+import sys
 import time
 import zlib
 
@@ -272,6 +275,36 @@ def test_out_of_descriptors_says_what_to_raise(client):
 
         raw = asyncio.run(go())
     assert raw.end == "fd-limit" and "ulimit -n" in raw.end_text
+
+
+STAYING = """
+import sys
+from tests.sweep.test_wire import *
+with scripted(sends(CHUNKED + chunk(ANSWER) + LAST, stay_s=5)) as url:
+    print(url, flush=True)
+    sys.stdin.read()
+"""
+
+
+def test_a_server_that_does_not_close_takes_no_descriptors_from_the_next_request():
+    """100 requests with room for some 40 sockets: those that only wait for the server's close are let go. The server
+    has a process, and so descriptors, of its own."""
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+
+    async def go(url):
+        lowest_free = os.dup(0)
+        os.close(lowest_free)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (lowest_free + 60, limits[1]))
+        try:
+            async with CLIENTS["socket"](url, False) as sender:
+                return [(await sender.start(request_to(url), 0, 5.0)).end for _ in range(100)]
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+
+    command = [sys.executable, "-c", STAYING]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as server:
+        assert asyncio.run(go(server.stdout.readline().strip())) == ["complete"] * 100
+        server.stdin.close()
 
 
 @pytest.mark.parametrize("loop_factory", [asyncio.new_event_loop, uvloop.new_event_loop])
