@@ -15,7 +15,6 @@ import random
 import sys
 import tempfile
 from collections import Counter, defaultdict
-from collections.abc import Collection
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -28,8 +27,7 @@ from pdbench.report.summary import summarise
 from tests.planted.faults import FAULTS, MILD, PAIRS, STRONG, Geometry, Plant, healthy, planted
 from tests.planted.virtual import Sabotage, sweep
 
-SHORTER = 0.9  # of TTFT, without a fault that has an effect
-MOST_REQUESTS, MOST_TOKENS, MOST_SERVER_S = 800, 60_000, 1_500.0  # of a run that is worth its time
+SHORTER, MOST_REQUESTS, MOST_TOKENS, MOST_SERVER_S = 0.9, 800, 60_000, 1_500.0  # of TTFT; of a run worth its time
 CURES: dict[str, dict[str, Any]] = {  # what each is taken away by; a client's is its sabotage
     "decode-slots": {"max_num_seqs": 1024},
     "decode-kv-pool": {"decode_blocks": 10**6},
@@ -47,13 +45,11 @@ for _cause in ("transfer-fragmentation", "engine-loop-blocking", "not-distinguis
 
 @dataclass(frozen=True)
 class Odd:
-    """A drawn run; `dose` is `healthy` where nothing is planted."""
-
     plant: Plant
-    dose: str
+    dose: str  # `healthy` where nothing is planted
     load: dict[str, Any]
 
-    def without(self, causes: Collection[str]) -> Odd:
+    def without(self, *causes: str) -> Odd:
         plant = self.plant
         for cause in causes:
             sabotage = Sabotage() if cause == "client" else plant.sabotage
@@ -95,18 +91,18 @@ def drawn(draw: random.Random) -> Odd | None:
     plant = planted(place, mode, causes, dose) if causes else healthy(place, mode)
     servers = 1 if mode == "colocated" or "client" in causes else draw.choice([1, 1, 2, 3])
     rate, prefills = plant.rate * servers, servers * plant.settings.get("prefills", 1)
-    if mode != "colocated":
-        plant = replace(plant, settings={**plant.settings, "decodes": servers, "prefills": prefills})
+    several = {} if mode == "colocated" else {"decodes": servers, "prefills": prefills}
+    plant = replace(plant, settings={**plant.settings, **several})
     duration_s = max(draw.choice([60, 100, 200]) * servers / rate, 30.0, 6 * place.hold_s)
-    requests, server_s = rate * duration_s, duration_s * (servers + prefills)
-    if requests > MOST_REQUESTS or requests * plant.output > MOST_TOKENS or server_s > MOST_SERVER_S:
+    requests, too_long = rate * duration_s, duration_s * (servers + prefills) > MOST_SERVER_S
+    if too_long or requests > MOST_REQUESTS or requests * plant.output > MOST_TOKENS:
         return None
     plant.geometry.bed(plant.mode, **plant.settings)
     seed = draw.randrange(1000, 10_000)
     load: dict[str, Any] = {"prompt_lens": [place.prompt], "seed": seed, "prompt_seed": seed, "duration_s": duration_s}
     gamma = {"arrivals": "gamma", "burstiness": draw.choice([0.5, 2.0])} if draw.random() < 0.15 else {}
-    closed = not causes and draw.random() < 0.4
-    load |= {"streams": [max(1, round(plant.streams * servers))]} if closed else {"rates": [rate], **gamma}
+    streams = max(1, round(plant.streams * servers))
+    load |= {"streams": [streams]} if not causes and draw.random() < 0.4 else {"rates": [rate], **gamma}
     return Odd(plant, dose.name if causes else "healthy", load)
 
 
@@ -118,12 +114,12 @@ def judged(odd: Odd) -> tuple[Counter[str], list[str]]:
     count, lines = Counter({"runs": 1, "missed": bool(missed), "surplus": bool(surplus)}), []
     for cause in sorted(missed | surplus):
         others = known - {cause}
-        alone = odd.without([cause]).run()[1] / ttft_ms
-        beside = odd.without([*others, cause]).run()[1] / odd.without(others).run()[1]
+        alone = odd.without(cause).run()[1] / ttft_ms
+        beside = odd.without(*others, cause).run()[1] / odd.without(*others).run()[1]
         count["missed, by effect"] |= cause in missed and max(alone, beside) < SHORTER
         count["surplus, by effect"] |= cause in surplus and min(alone, beside) >= SHORTER
-        how = f"{'missed' if cause in missed else 'surplus'} {cause}: TTFT x {alone:.2f} without it"
-        lines.append(f"{how}, x {beside:.2f} without it when the others that are named are gone")
+        how = f"TTFT x {alone:.2f} without it, x {beside:.2f} when the others that are named are gone"
+        lines.append(f"{'missed' if cause in missed else 'surplus'} {cause}: {how}")
     what = f"{' + '.join(odd.plant.causes) or 'healthy'} {odd.dose}, {odd.plant.mode}, {odd.plant.geometry.name}"
     return count, [f"{what}: named {', '.join(causes) or 'nothing'} at {ttft_ms:,.0f} ms; {line}" for line in lines]
 
@@ -132,8 +128,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     for option, default in (("--seed", None), ("--runs", 60), ("--jobs", os.cpu_count() or 1)):
         parser.add_argument(option, type=int, default=default, required=default is None)
-    asked = parser.parse_args()
-    draw, odds = random.Random(asked.seed), list[Odd]()
+    asked, odds = parser.parse_args(), list[Odd]()
+    draw = random.Random(asked.seed)
     while len(odds) < asked.runs:
         with suppress(ValueError):
             odds += filter(None, [drawn(draw)])
@@ -141,7 +137,7 @@ def main() -> None:
     with ProcessPoolExecutor(asked.jobs) as pool:
         for odd, (count, lines) in zip(odds, pool.map(judged, odds), strict=True):
             counts[odd.dose] += count
-            print("".join(f"{line}\n" for line in lines), end="", flush=True)
+            print(*(f"{line}\n" for line in lines), sep="", end="", flush=True)
     for dose, count in sorted(counts.items(), reverse=True):
         for how in ("", ", by effect"):
             recall = "" if dose == "healthy" else f"recall {1 - count['missed' + how] / count['runs']:.2f}, "
