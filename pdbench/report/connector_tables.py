@@ -2,50 +2,75 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from pdbench.report.markup import Child, table, tag
 from pdbench.report.wording import NOT_MEASURED, CellSummary, clean, number, percent, place, short
 
-HEADS = ("operations", "GB", "busy s", "ms each", "GB/s", "found", "failed")
+Entry = Mapping[str, Any]
 NOTE = (
     "Busy seconds and GB/s are those of the operations themselves, added up over the ranks that worked side by side. "
     "Only a handoff brings KV from prefill to decode: loads and saves of an offload or of a store are in no part of "
     "the TTFT split. Found: what the connector had of the tokens or chunks it was asked for."
 )
+POSTED = (
+    " Of NIXL's handoffs, ms each and GB/s are those of the transfer once it is posted, as in the TTFT split; busy "
+    "seconds and \u201cGB/s, post too\u201d hold its posting as well, in which shared memory moves the bytes."
+)
 
 
 def connector_tables(cells: Sequence[CellSummary], several: bool) -> list[Child]:
     """The table with its note; empty where no server's page shows what a connector moved."""
+    entries = [(cell, entry) for cell in cells for entry in cell.get("connectors") or []]
+    if not entries:
+        return []
+    columns = {head: [text(entry) for _, entry in entries] for head, text in COLUMNS.items()}
+    posted = any(entry.get("post_ms") is not None for _, entry in entries)
+    shown = {head: texts for head, texts in columns.items() if posted or head not in OF_POSTS}
     rows: list[list[Child]] = [
         [
             place(cell, several),
             clean(entry["server"], 60),
-            _way(entry),
-            *(tag("td", x, class_="n") for x in _row(entry)),
+            f"{clean(entry['connector'], 60)} {entry['direction']}",
+            *(tag("td", texts[index], class_="n") for texts in shown.values()),
         ]
-        for cell in cells
-        for entry in cell.get("connectors") or []
+        for index, (cell, entry) in enumerate(entries)
     ]
-    if not rows:
-        return []
-    heads: list[Child] = ["where", "server", "what", *(tag("th", head, scope="col", class_="n") for head in HEADS)]
-    return [table(heads, rows, caption="KV moved by connectors"), tag("p", NOTE, class_="note")]
+    heads: list[Child] = ["where", "server", "what", *(tag("th", head, scope="col", class_="n") for head in shown)]
+    note = tag("p", NOTE + (POSTED if posted else ""), class_="note")
+    return [table(heads, rows, caption="KV moved by connectors"), note]
 
 
-def _way(entry: Mapping[str, Any]) -> str:
-    return f"{clean(entry['connector'], 60)} {entry['direction']}"
+def _after_post(name: str, whole: str) -> Callable[[Entry], str]:
+    """A figure of the transfer once it is posted; of the whole operation, where nothing tells its posting."""
+    return lambda entry: number(entry.get(whole if entry.get("post_ms") is None else name))
 
 
-def _row(entry: Mapping[str, Any]) -> list[str]:
-    nbytes, found, failed = entry.get("nbytes"), entry.get("hit_share"), entry.get("failed")
-    return [
-        short(entry.get("operations")),
-        number(None if nbytes is None else nbytes / 1e9),
-        number(entry.get("time_s")),
-        number(entry.get("mean_ms")),
-        number(entry.get("gb_s")),
-        NOT_MEASURED if found is None else f"{percent(found)} of {entry['hits_of']}",
-        f"{short(failed)} {entry['failed_what']}" if failed else short(failed),
-    ]
+def _found(entry: Entry) -> str:
+    found = entry.get("hit_share")
+    return NOT_MEASURED if found is None else f"{percent(found)} of {entry['hits_of']}"
+
+
+def _failed(entry: Entry) -> str:
+    failed = entry.get("failed")
+    return f"{short(failed)} {entry['failed_what']}" if failed else short(failed)
+
+
+def _gigabytes(entry: Entry) -> str:
+    nbytes = entry.get("nbytes")
+    return number(None if nbytes is None else nbytes / 1e9)
+
+
+COLUMNS: dict[str, Callable[[Entry], str]] = {
+    "operations": lambda entry: short(entry.get("operations")),
+    "GB": _gigabytes,
+    "busy s": lambda entry: number(entry.get("time_s")),
+    "post ms": lambda entry: number(entry.get("post_ms")),
+    "ms each": _after_post("transfer_ms", "mean_ms"),
+    "GB/s": _after_post("transfer_gb_s", "gb_s"),
+    "GB/s, post too": lambda entry: number(entry.get("gb_s") if entry.get("post_ms") is not None else None),
+    "found": _found,
+    "failed": _failed,
+}
+OF_POSTS = ("post ms", "GB/s, post too")

@@ -21,7 +21,7 @@ class Way:
     """One direction of one connector: its series as `canonical:kind`, empty where it has none.
 
     `where`: labels of the samples. `moved`: further labels of those that moved their KV; Mooncake's store counts the
-    bytes of operations that failed as well.
+    bytes of operations that failed as well. `post_s`: the part of `time_s` in which an operation is only asked for.
     """
 
     connector: str
@@ -34,6 +34,7 @@ class Way:
     hits: str = ""
     queries: str = ""
     hits_of: str = ""
+    post_s: str = ""
     where: Mapping[str, str] = field(default_factory=dict)
     moved: Mapping[str, str] = field(default_factory=dict)
 
@@ -48,7 +49,7 @@ _LOADS = ("offload_load_each_nbytes:count", "offload_load_nbytes:counter", "offl
 _SAVES = ("offload_store_each_nbytes:count", "offload_store_nbytes:counter", "offload_store_s:counter")
 _LMCACHE_HITS = ("lmcache_hit_tokens:counter", "lmcache_requested_tokens:counter", "tokens")
 _TIER_HITS = ("offload_tier_hits:counter", "offload_tier_queries:counter", "chunks")
-HANDOFF = Way("NIXL", "handoff", *_HANDOFF, "transfers")
+HANDOFF = Way("NIXL", "handoff", *_HANDOFF, "transfers", post_s="nixl_post_s")
 OFFLOAD = (
     Way("offload", "load", *_LOADS),
     Way("offload", "save", *_SAVES, "offload_no_room:counter", "without room"),
@@ -104,9 +105,12 @@ def _entry(cell: Measured, server: str, role: str, way: Way) -> dict[str, Any] |
         return None if read(series) is None else read(series, **way.moved) or 0.0
 
     operations, nbytes, time_s = moved(way.operations), moved(way.nbytes), moved(way.time_s)
+    posts, posted_s = read(f"{way.post_s}:count"), read(f"{way.post_s}:sum")
     failed, hits, queries = read(way.failed), read(way.hits), read(way.queries)
     if all(value is None for value in (operations, nbytes, time_s, failed, queries)):
         return None
+    mean_ms = 1000 * time_s / operations if time_s is not None and operations else None
+    post_ms = 1000 * posted_s / posts if posted_s is not None and posts else None
     return {
         "server": server,
         "role": role,
@@ -115,13 +119,23 @@ def _entry(cell: Measured, server: str, role: str, way: Way) -> dict[str, Any] |
         "operations": operations,
         "nbytes": nbytes,
         "time_s": time_s,
-        "mean_ms": 1000 * time_s / operations if time_s is not None and operations else None,
+        "mean_ms": mean_ms,
         "gb_s": nbytes / time_s / 1e9 if nbytes is not None and time_s else None,
+        **_after_post(mean_ms, post_ms, None if nbytes is None or not operations else nbytes / operations),
         "hit_share": hits / queries if hits is not None and queries else None,
         "hits_of": way.hits_of or None,
         "failed": failed,
         "failed_what": way.failed_what or None,
     }
+
+
+def _after_post(mean_ms: float | None, post_ms: float | None, nbytes_each: float | None) -> dict[str, float | None]:
+    """What is left of an operation once it was posted, as the TTFT split has it (`split._nixl`)."""
+    if mean_ms is None or post_ms is None:
+        return {}
+    transfer_ms = mean_ms - post_ms
+    speed = nbytes_each / transfer_ms / 1e6 if nbytes_each is not None and transfer_ms > 0 else None
+    return {"post_ms": post_ms, "transfer_ms": transfer_ms, "transfer_gb_s": speed}
 
 
 def _add_share_of_prompts(cell: Measured, server: str, stores: list[dict[str, Any]]) -> None:

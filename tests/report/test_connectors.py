@@ -114,6 +114,7 @@ def test_an_offload_beside_nixl_is_no_handoff(tmp_path: Path) -> None:
     handoff, load = mixed["connectors"][:2]
     assert handoff["operations"] == 120 and handoff["nbytes"] == 120 * 1024 * 131072
     assert handoff["gb_s"] == pytest.approx(1024 * 131072 / 0.020 / 1e9)
+    assert handoff["transfer_gb_s"] == pytest.approx(1024 * 131072 / 0.015 / 1e9), "5 of the 20 ms are the posting"
     assert load["nbytes"] == 12e9 and "hit_share" not in load
     assert mixed["ttft_split_ms"] == bare["ttft_split_ms"] and mixed["nixl"] == bare["nixl"]
     assert [one["direction"] for one in bare["connectors"]] == ["handoff"]
@@ -132,6 +133,19 @@ def test_the_page_shows_what_moved_and_nothing_where_nothing_did(tmp_path: Path)
     ):
         name, *figures = row
         assert f"<td>{name}</td>" + "".join(f'<td class="n">{figure}</td>' for figure in figures) in section
+
+
+@pytest.mark.parametrize(("mode", "mover"), [("pull", "decode-0"), ("push", "prefill-0")])
+def test_a_handoff_takes_as_long_in_the_table_as_in_the_split(tmp_path: Path, mode: str, mover: str) -> None:
+    run = make_run(tmp_path / "run", [[World(mode=mode)]])
+    found = summarise(run)
+    (cell,) = found["cells"]
+    (handoff,) = cell["connectors"]
+    for name in ("post", "transfer"):
+        assert handoff[f"{name}_ms"] == pytest.approx(cell["ttft_split_ms"][name])
+    section = html.render_html(found, run).partition('aria-labelledby="moved"')[2].partition("</section>")[0]
+    row = "".join(f'<td class="n">{figure}</td>' for figure in ("5.00", "15.0"))
+    assert row in section.partition(f"<td>{mover}</td><td>NIXL handoff</td>")[2]
 
 
 def test_what_decode_had_of_its_prompts_is_not_an_offloads(tmp_path: Path) -> None:
