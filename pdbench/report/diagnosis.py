@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 from pdbench.report.causes import decode, handoff, loop, outside, prefill, unknown
 from pdbench.report.causes.case import Case, Cause, Taken
-from pdbench.report.causes.failures import FAILURES
+from pdbench.report.causes.failures import FAILURES, gone, server_down
 from pdbench.report.cell import Measured
 from pdbench.report.finding import Finding
 
@@ -38,7 +38,13 @@ CAUSES: tuple[Judge, ...] = (
 
 
 def diagnose(cell: Measured, case: Case | None, found: Sequence[Finding]) -> list[Cause]:
-    """Failures, which spoil the latencies of the rest, then the causes that hold, the largest share first."""
+    """Failures, which spoil the latencies of the rest, then the causes that hold, the largest share first.
+
+    With a server gone it is the only cause: slots, queues and counters mix the time before with the time after, when
+    requests end early or wait for nobody.
+    """
+    if gone(cell) is not None:
+        return list(server_down(cell, found))
     failures = [cause for judge in FAILURES for cause in judge(cell, found)]
     named: dict[str, Cause] = {}
     while case is not None:

@@ -120,7 +120,7 @@ def _causes(cells: Sequence[CellSummary], several: bool) -> list[str]:
     most: dict[str, tuple[float, CellSummary, dict[str, object]]] = {}
     for cell in cells:
         for cause in cell.get("diagnosis") or []:
-            name, share = str(cause.get("cause", "?")), float(cause.get("share") or 0.0)
+            name, share = str(cause.get("cause", "?")), float(cause.get("share") or wording.is_down(cause))
             if name not in most or share > most[name][0]:
                 most[name] = (share, cell, cause)
     lines = []

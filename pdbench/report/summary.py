@@ -26,6 +26,7 @@ from pdbench.report.breakdown import breakdown
 from pdbench.report.capacity.answer import capacity_document, capacity_said, is_unfinished
 from pdbench.report.capacity.answer import exit_code_of as capacity_exit_code
 from pdbench.report.causes.case import Case, case_of
+from pdbench.report.causes.failures import gone
 from pdbench.report.causes.loop import held_loop
 from pdbench.report.cell import Measured, Part, measured
 from pdbench.report.client_health import stamps_note
@@ -123,7 +124,8 @@ def cell_summary(cell: Measured, peers: Peers | None = None) -> dict[str, Any]:
     split, slots = split_of(cell), slots_of(cell)
     case = case_of(cell, split, validity, peers or Peers(cell, [cell]))
     causes = diagnose(cell, case, validity)
-    checks, advised = cross_checks(cell), counsel(cell, split)
+    stopped = gone(cell)  # then gauges and counters are of different times, and no counsel rests on them
+    checks, advised = ([], []) if stopped else (cross_checks(cell), counsel(cell, split))
     entry: dict[str, Any] = {
         "cell": cell.cell.get("cell"),
         "target": cell.cell.get("target"),
@@ -210,6 +212,11 @@ def _split_keys(split: Split | None) -> dict[str, Any]:
 
 def _notes(cell: Measured, split: Split | None) -> list[str]:
     """What to keep in mind when reading the numbers, and what could not be told apart: remarks, no flags."""
+    if (stopped := gone(cell)) is not None:
+        name = stopped[0].get("name")
+        before = f"its figures mix the time before {name} stopped with the time after"
+        left_out = f"other causes and advice are left out: {before}. Measure the cell again with {name} up."
+        return [*(cell.plan.get("notes") or ()), left_out]
     notes = [*(cell.plan.get("notes") or ()), *(split.notes if split is not None else ())]
     if (several := several_tokens_per_event(cell.answers)) is not None and several > SEVERAL_TOKENS:
         notes.insert(0, f"events carry {several:.2g} tokens: ITL is per event, not per token.")

@@ -115,7 +115,7 @@ def diagnosis(cells: Sequence[CellSummary], several_targets: bool) -> Markup:
         return tag("p", "Causes could not be looked for: an imported run has no server pages.", class_="note")
     if not cards:
         return tag("p", "No cause stands out in what was measured.", class_="note")
-    ranked = sorted(cards.items(), key=lambda item: -max(_share(cause) or 0 for _, cause in item[1]))
+    ranked = sorted(cards.items(), key=lambda item: -max(_rank(cause) for _, cause in item[1]))
     return tag(
         "div", [_card(cause, advice, found, several_targets) for (cause, advice), found in ranked], class_="cards"
     )
@@ -124,6 +124,10 @@ def diagnosis(cells: Sequence[CellSummary], several_targets: bool) -> Markup:
 def _share(cause: dict[str, object]) -> float | None:
     share = cause.get("share")
     return float(share) if isinstance(share, int | float) else None
+
+
+def _rank(cause: dict[str, object]) -> float:
+    return 1.0 if wording.is_down(cause) else _share(cause) or 0.0
 
 
 def _card(cause: str, advice: str, found: Sequence[tuple[CellSummary, dict[str, object]]], several: bool) -> Markup:

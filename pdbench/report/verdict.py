@@ -12,6 +12,7 @@ from pdbench.report.wording import (
     followable,
     interruption,
     is_cut,
+    is_down,
     is_imported,
     place,
     share_of_ttft,
@@ -42,6 +43,9 @@ def cell_verdict(cell: Mapping[str, Any]) -> str:
     failed, rejected, cancelled = (int(cell.get(key) or 0) for key in ("failed", "rejected", "cancelled"))
     if is_cut(cell) or (cancelled and not (cell.get("completed") or failed or rejected)):
         return f"{name}: {cut_short(cell)}."
+    if (stopped := _stopped(cell)) is not None:
+        void_for = ", ".join(sorted({v["code"] for v in voids}))
+        return f"{name}: {stopped}" + (f" Void: {void_for}." if void_for else "")
     if not cell.get("completed"):
         return f"{name}: no request was answered ({failed:,} failed, {rejected:,} rejected)."
     if voids:
@@ -55,6 +59,12 @@ def cell_verdict(cell: Mapping[str, Any]) -> str:
         named = ", also ".join([voids[0]["code"], *sorted(codes - {voids[0]["code"]})])
         return f"{name}: void ({named}): {_two_sentences(voids[0]['evidence'])}"
     return f"{name}: {_good(cell)}"
+
+
+def _stopped(cell: Mapping[str, Any]) -> str | None:
+    """The server that was gone and since when, before anything that is said of a cell."""
+    cause = next((cause for cause in cell["diagnosis"] if is_down(cause)), None)
+    return cause and f"{cause['cause']}: {cause['evidence']} {_first_sentence(cause['advice'])}"
 
 
 def _two_sentences(text: str) -> str:
@@ -183,11 +193,14 @@ def _tells(cell: Mapping[str, Any]) -> tuple[int, float, float]:
     """What to put right first: doubt about the measurement, then the lowest load that breaks, its slowest shape."""
     codes = [v["code"] for v in cell["validity"] if v["severity"] == "void"]
     grave = min((GRAVE.index(code) if code in GRAVE else len(GRAVE) for code in codes), default=-1)
+    grave = -2 if _stopped(cell) else grave
     load, mean = _load(cell)
     return grave, load, -mean
 
 
 def _share(cell: Mapping[str, Any]) -> float:
+    if _stopped(cell):
+        return 1.0
     shares = [cause.get("share") for cause in cell["diagnosis"]]
     return max((float(share) for share in shares if share is not None), default=0.0)
 

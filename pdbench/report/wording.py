@@ -163,6 +163,11 @@ def evidence(cause: Mapping[str, Any]) -> str:
     return _OWN_HOST.sub("", listed(cause.get("evidence", ""))).replace(_BUSY_HERE, "").strip()
 
 
+def is_down(cause: Mapping[str, Any]) -> bool:
+    """A server was gone: nothing else of that cell is worth a word before it."""
+    return str(cause.get("cause", "")).endswith("-down")
+
+
 def share_of_ttft(cause: Mapping[str, Any]) -> str:
     """`86% of TTFT`; empty where it is not known, and for the client: what it spoils is more than what it takes."""
     share = cause.get("share")

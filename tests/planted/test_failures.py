@@ -38,7 +38,13 @@ def test_a_pair_that_mixes_push_and_pull(tmp_path: Path, mode: str, decode_mode:
 def test_a_decode_server_that_dies_behind_the_proxy(tmp_path: Path) -> None:
     gone = Sabotage(dies="decode-0", dies_s=4.0)
     found = cell(tmp_path, Settings(), output_len=128, sabotage=gone)
-    assert found["diagnosis"][0]["cause"] == "decode-down" and "broke off" in found["diagnosis"][0]["evidence"]
+    (cause,) = found["diagnosis"]  # slots and queues of a server that is gone are no advice
+    assert cause["cause"] == "decode-down" and "broke off" in cause["evidence"]
+    said = found["verdict"].partition(": ")[2]
+    assert said.startswith("decode-down: decode-0 answered no scrape from second 4 ") and "decode-0's log" in said
+    assert said.endswith("Void: failed-requests.")
+    assert found["counsel"] == found["cross_checks"] == [] and not any("P/D" in note for note in found["notes"])
+    assert "littles-law" not in {flag["code"] for flag in found["validity"]}
 
 
 def test_one_prefill_server_of_two_dies_near_the_end(tmp_path: Path) -> None:
@@ -47,6 +53,7 @@ def test_one_prefill_server_of_two_dies_near_the_end(tmp_path: Path) -> None:
     found = cell(tmp_path, Settings(prefills=2), rates=[3.5], output_len=80, duration_s=30.0, sabotage=gone)
     assert 0 < found["failed"] < 0.05 * found["sent"]
     assert found["diagnosis"][0]["cause"] == "prefill-down" and "prefill-1" in found["diagnosis"][0]["evidence"]
+    assert "prefill-down: prefill-1 answered no scrape" in found["verdict"]
 
 
 def test_kv_that_was_given_away_before_it_was_read(tmp_path: Path) -> None:

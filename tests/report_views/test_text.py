@@ -8,6 +8,7 @@ import re
 import pytest
 from rich.console import Console
 
+from pdbench.report.columns import NUMBERS
 from pdbench.report.text import print_summary
 from pdbench.report.verdict import cell_verdict, run_verdict
 from tests.report_views.made_run import bare_summary, cell_summary, grid_summary
@@ -71,6 +72,12 @@ def test_a_rate_that_chance_made_is_told_from_one_that_servers_made(sent, got, a
     said = " ".join(shown(summary).split())
     told = f"got differs from asked by chance, not by the servers, in 2 req/s x 1,024 tokens: {sent} sent where 20"
     assert (told in said) == explained and ("by chance" in said) == explained
+
+
+def test_a_request_without_a_whole_answer_is_counted_once():
+    (not_ok,) = (column for column in NUMBERS if column.head == ("not", "ok"))
+    found = {"failed": 17, "truncated": 2, "timed_out": 1, "rejected": 3}
+    assert not_ok.forms[0](found) == "20"
 
 
 def test_wider_terminals_say_more():
