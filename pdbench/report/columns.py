@@ -174,10 +174,14 @@ def _load_got(cell: CellSummary) -> str:
     return number(_dig(cell, ("request_throughput",)))
 
 
-def _unanswered(cell: CellSummary) -> str:
-    found = [_dig(cell, (kind,)) for kind in ("failed", "rejected")]  # timed out ones are among the failed
+def _answers(cell: CellSummary) -> str:
+    """How many were answered in full, and how many were not; timed out ones are among the failed."""
+    completed = _dig(cell, ("completed",))
+    found = [_dig(cell, (kind,)) for kind in ("failed", "rejected")]
     known = [value for value in found if value is not None]
-    return short(sum(known)) if known else NOT_MEASURED
+    if completed is None and not known:
+        return NOT_MEASURED
+    return f"{wording.number_of_tokens(completed)}/{wording.number_of_tokens(sum(known)) if known else NOT_MEASURED}"
 
 
 ASKED = Column(("", "asked"), (lambda cell: short(load(cell)),))
@@ -206,8 +210,7 @@ NUMBERS = (
     ),
     Column(("decode KV", "max"), (lambda cell: _share(cell, ("servers", "decode", "kv_cache_usage_max")),), 16),
     Column(("output", "tokens/s"), (_value("output_throughput"),), 11),
-    Column(("answers", "ok"), (lambda cell: wording.number_of_tokens(cell.get("completed")),), 17),
-    Column(("not", "ok"), (_unanswered,), 18),
+    Column(("answers", "ok/not"), (_answers,), 17),
 )
 
 

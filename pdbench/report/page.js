@@ -42,13 +42,24 @@
     const drawn = coloured({ ...chosen, other: figure.other }, getComputedStyle(document.documentElement));
     const layout = place.dataset.other ? over(drawn.layout, drawn.other) : drawn.layout;
     // A finger that scrolls the page must not zoom a figure.
-    if (narrow.matches) Object.assign(layout, { dragmode: false });
+    if (narrow.matches) Object.assign(layout, { dragmode: false }, wordsBelowNames(drawn.data));
+    place.style.height = (layout.height || figure.layout.height || place.clientHeight) + "px";
     if (document.documentElement.hasAttribute("data-print")) {
       layout.width = Math.min(place.clientWidth, PRINTED_WIDTH);
     }
     Plotly.react(place, drawn.data, layout, settings);
     place.dataset.drawn = "yes";
     place.dispatchEvent(new Event("drawn"));
+  }
+
+  // What is written behind bars would be cut off on a narrow screen: it goes below their names. Returns the new layout.
+  function wordsBelowNames(data) {
+    const bars = data.filter((trace) => trace.textposition === "outside" && trace.orientation === "h");
+    for (const trace of bars) {
+      trace.y = trace.y.map((name, row) => name + "<br>" + trace.text[row]);
+      Object.assign(trace, { textposition: "none", hovertemplate: "%{y}<extra></extra>" });
+    }
+    return bars.length ? { height: 80 + 38 * bars[0].y.length } : {};
   }
 
   function drawAll() {
@@ -96,6 +107,7 @@
     window.dispatchEvent(new Event("figures"));
     drawInTurn();
     window.matchMedia("(prefers-color-scheme: dark)").addEventListener("change", drawInTurn);
+    narrow.addEventListener("change", drawInTurn);
     window.addEventListener("beforeprint", () => print(true));
     window.addEventListener("afterprint", () => print(false));
   }

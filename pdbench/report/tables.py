@@ -41,17 +41,19 @@ def numbers(cells: Sequence[CellSummary], several_targets: bool) -> Markup:
     columns = [c for c in IN_HTML if any(c.forms[0](cell) != NOT_MEASURED for cell in cells)]
     outputs = {cell.get("output_len") for cell in cells}
     columns = [c for c in columns if c.head != ("out", "tokens") or len(outputs) > 1]
-    heads: list[Child] = ["cell", "verdict", *(["target"] if several_targets else []), "load"]
+    units = ["streams" if wording.loop(cell) == "closed" else "req/s" for cell in cells]
+    one_unit = len(set(units)) == 1
+    heads: list[Child] = ["cell", "verdict", *(["target"] if several_targets else [])]
+    heads.append(tag("th", f"asked {units[0]}" if one_unit else "load", scope="col", class_="n"))
     heads += [tag("th", " ".join(filter(None, c.head)), scope="col", class_="n") for c in columns[1:]]
     rows = []
-    for cell in cells:
+    for cell, unit in zip(cells, units, strict=True):
         said: Child = mark(cell)
         if is_unsound(cell):
-            said = [said, tag("small", why_unsound(cell))]
+            said = [said, *(tag("small", why) for why in why_unsound(cell).split(", "))]
         row: list[Child] = [identity(cell), tag("td", said)]
         row += [tag("td", clean(cell.get("target", ""), 60))] if several_targets else []
-        unit = "streams" if wording.loop(cell) == "closed" else "req/s"
-        row.append(tag("td", f"{columns[0].forms[0](cell)} {unit}", class_="n"))
+        row.append(tag("td", f"{columns[0].forms[0](cell)}{'' if one_unit else f' {unit}'}", class_="n"))
         row += [tag("td", column.forms[0](cell), class_=figure_class(column)) for column in columns[1:]]
         rows.append(row)
     caption = "Cells in numbers; latencies in ms"

@@ -22,6 +22,11 @@ DRAWN = """Array.from(document.querySelectorAll('.plot')).map(plot =>
 COLOURS = "[getComputedStyle(document.body).color, document.querySelector('.plot .xtick text').style.fill]"
 TITLE = "document.querySelector('.plot .xtitle').textContent"
 PRESSED = "document.querySelector('button[data-figure]').getAttribute('aria-pressed')"
+CUT_OFF = """Array.from(document.querySelectorAll('.plot .bartext, .plot .ytick text')).filter(text => {
+    const shown = text.getBoundingClientRect(), frame = text.closest('.plot').getBoundingClientRect();
+    return shown.left < frame.left - 1 || shown.right > frame.right + 1 }).map(text => text.textContent)"""
+HIDDEN = """Array.from(document.querySelectorAll('.scroll')).filter(box => box.scrollWidth > box.clientWidth)
+    .map(box => `${box.querySelector('caption').textContent}: ${box.scrollWidth} of ${box.clientWidth} px`)"""
 UNPACKED = "new Promise(done => (function look() { window.pdbench ? done(true) : setTimeout(look, 5) })())"
 A_FRAME = "new Promise(done => requestAnimationFrame(() => requestAnimationFrame(done)))"
 
@@ -77,9 +82,13 @@ def test_figures_follow_the_reader(tmp_path):
 
     async def look() -> None:
         async with chromium() as page:
+            await page.open(file, 1400)
+            assert [table for table in await page.run(HIDDEN) if table.startswith("Cells in numbers")] == []
             await page.open(file, 420)
             await page.run(ALL_DRAWN)
             assert await page.run("document.documentElement.scrollWidth <= 420")
+            assert await page.run(CUT_OFF) == []
+            assert "%" in await page.run("document.querySelectorAll('.plot')[1].textContent"), "the waterfall's shares"
             light = await page.run(COLOURS)
             await page.scheme(True)
             await page.run(A_FRAME)
