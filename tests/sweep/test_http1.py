@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gzip
 import re
+import time
 import zlib
 from dataclasses import dataclass
 from itertools import pairwise
@@ -15,7 +16,7 @@ from aiohttp.base_protocol import BaseProtocol
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pdbench.http1 import Head, ResponseReader, request_head, unpacked
+from pdbench.http1 import Head, ResponseReader, read_head, request_head, unpacked
 
 CHUNKED = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
 
@@ -162,6 +163,50 @@ def test_every_single_byte_a_read():
 )
 def test_what_is_no_response(wire, said):
     assert said in (read(wire).error or "")
+
+
+HEAD = b"HTTP/1.1 200 OK\r\n"
+ONE_READ = {
+    "a long reason": lambda n: b"HTTP/1.1 200 " + b"a" * n + b"\r\n\r\n",
+    "blanks in a value": lambda n: HEAD + b"X: a" + b" " * n + b"b\r\n\r\n",
+    "blanks around a value": lambda n: HEAD + b"X:" + b"\t" * n + b"b" + b" " * n + b"\r\n\r\n",
+    "folded lines": lambda n: HEAD + b"X: a\r\n" + b" \r\n" * (n // 3) + b"\r\n",
+    "a list over many fields": lambda n: HEAD + b"Connection:a\r\n" * (n // 14) + b"\r\n",
+    "many fields": lambda n: HEAD + b"".join(b"%d:\n" % i for i in range(n // 7)) + b"\n",
+    "timeouts": lambda n: HEAD + b"Keep-Alive: " + b"timeout=,1" * (n // 10) + b"\r\n\r\n",
+    "returns without line feeds": lambda n: HEAD + b"\r" * n + b"\n\n",
+    "interim heads": lambda n: b"HTTP/1.1 100 C\r\n\r\n" * (n // 18) + HEAD + b"\r\n",
+    "one-byte chunks": lambda n: CHUNKED + b"1\nx\r\n" * (n // 5),
+    "blanks after a size": lambda n: CHUNKED + b"1" * 15 + b" " * n,
+    "returns after a size": lambda n: CHUNKED + b"1;" + b"\r" * n,
+    "many trailers": lambda n: CHUNKED + b"0\r\n" + b"A: b\r\n" * (n // 6) + b"\r\n",
+}
+READ_BY_READ = {
+    "a head": lambda n: HEAD + b"X: " + b"a" * n + b"\r\n\r\n",
+    "an extension": lambda n: CHUNKED + b"5;" + b"a" * n,
+    "a trailer": lambda n: CHUNKED + b"0\r\nA: " + b"b" * n,
+}
+
+
+@pytest.mark.alone
+@pytest.mark.parametrize("shape", [*ONE_READ, *READ_BY_READ])
+def test_the_time_is_linear_in_the_bytes_whatever_they_are(shape):
+    """Twice the bytes take twice the time; with a step that looks at all of them again it would be four times."""
+
+    def seconds(n: int) -> float:
+        wire = (ONE_READ | READ_BY_READ)[shape](n)
+        reads = [wire] if shape in ONE_READ else [b"%c" % byte for byte in wire]
+        read_head.cache_clear()
+        reader, begun_s = ResponseReader(), time.thread_time()
+        for data in reads:
+            reader.feed(data)
+        return time.thread_time() - begun_s
+
+    ratios = []
+    while len(ratios) < 5 and min(ratios, default=4) >= 3:
+        short_s, long_s = (min(seconds(n) for _ in range(3)) for n in (1 << 16, 1 << 17))
+        ratios.append(long_s / short_s)
+    assert min(ratios) < 3, ratios
 
 
 def test_heads():
