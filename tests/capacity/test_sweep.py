@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 from collections.abc import Mapping
 from dataclasses import replace
@@ -10,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from rich.console import Console
 
 from pdbench.cli import main
 from pdbench.errors import GateFailed
@@ -24,6 +26,7 @@ from pdbench.report.capacity.slo import Slo
 from pdbench.report.capacity.text import rows
 from pdbench.report.command import conclude, refuse_invalid
 from pdbench.report.summary import summarise
+from pdbench.report.text import print_summary
 from pdbench.run import Run
 from pdbench.sweep.start import given_more_time
 from pdbench.testbed.settings import Settings
@@ -121,6 +124,11 @@ def test_an_interrupted_search_goes_on_where_it_was(found: tuple[Run, Any], tmp_
     assert (following[1].rate, following[1].requests) == (fourth["request_rate"], fourth["requests"])
     told = summarise(cut)
     assert told["interrupted"] and "--resume goes on" in told["verdict"]
+    assert "Not settled: the search was interrupted" in told["verdict"] and "overstate" in told["verdict"]
+    assert "holds" not in told["verdict"].replace("a queue holds", "")  # its first probes are short
+    shown = io.StringIO()
+    print_summary(told, Console(file=shown, width=160))
+    assert "not missed, short" in shown.getvalue() and "holds, short" not in shown.getvalue()
     assert len(summary["cells"]) > 3
 
 

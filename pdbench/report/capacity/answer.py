@@ -112,14 +112,24 @@ def _capacity(outcome: Outcome) -> str:
     so_far, slos = outcome.found, " and ".join(slo.text() for slo in outcome.search.slos)
     if so_far.holds is None:
         return _nothing_held(outcome, slos)
+    held = f"{_rate(so_far.holds)} req/s holds {slos}"
+    if not _held_for_long(outcome):
+        held = f"in short probes {_rate(so_far.holds)} req/s stays within {slos}"
     if so_far.fails is None:
-        return f"{_rate(so_far.holds)} req/s holds {slos}; no higher rate that was asked failed{_limit(outcome)}."
+        return f"{held}; no higher rate that was asked failed{_limit(outcome)}."
     if so_far.rate is not None and so_far.bounded:
         return (
             f"{_rate(so_far.rate)} req/s ({_rate(so_far.low)} to {_rate(so_far.high)}) holds {slos};"
             f" fails at {_rate(_fails_beyond(outcome))}{_overload(outcome)}."
         )
-    return f"{_rate(so_far.holds)} req/s holds {slos}; fails at {_rate(so_far.fails)}{_overload(outcome)}."
+    return f"{held}; fails at {_rate(so_far.fails)}{_overload(outcome)}."
+
+
+def _held_for_long(outcome: Outcome) -> bool:
+    """Whether a probe long enough to decide held the rate that is said to hold, or a higher one."""
+    probes, rate = outcome.search.probes, outcome.found.holds or 0.0
+    held = [probe for probe in probes if probe.rate >= rate and probe.holds and not probe.doubt]
+    return any(is_deciding(probe, probes) for probe in held)
 
 
 def _fails_beyond(outcome: Outcome) -> float | None:
@@ -186,11 +196,12 @@ def _limit(outcome: Outcome) -> str:
 
 
 def _why_not_settled(outcome: Outcome) -> str:
+    wanted = "" if outcome.found.bounded else ", and the runs so far are too few or too short for an interval"
+    overstated = f"{wanted}; short runs overstate what a queue holds."
     if isinstance(outcome.next, Step):
-        return " Not finished: pdbench sweep --resume goes on."
+        return f" Not settled: the search was interrupted{overstated} pdbench sweep --resume goes on."
     if outcome.next == "budget":
-        wanted = "" if outcome.found.bounded else ", and the runs so far are too few or too short for an interval"
-        return f" Not settled: --max-duration ended the search{wanted}; short runs overstate what a queue holds."
+        return f" Not settled: --max-duration ended the search{overstated}"
     if outcome.next == "probes":
         return f" Not settled after {len(outcome.search.probes)} probes."
     return ""

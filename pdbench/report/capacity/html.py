@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from pdbench.report.capacity.slo import ATTAINED, Slo
-from pdbench.report.capacity.text import answers, heads, name, rows, too_few
+from pdbench.report.capacity.text import answers, heads, name, result, rows, too_few
 from pdbench.report.figures import Figure, document, log_axis, plain, scatter
 from pdbench.report.markup import Child, table, tag
 from pdbench.report.page import placed
@@ -85,7 +85,7 @@ def _traces(answer: Mapping[str, Any], summary: Summary, place: int, colour: str
         sound = probe["result"] != "no evidence" and not probe["overloaded"]
         joined = value is not None and value > 0 and sound and few is None
         symbol = "circle" if joined else "circle-open" if few is None else "triangle-up-open"
-        said = plain(probe["result"]) if few is None else f"or more, {plain(probe['result'])}; needs {few[1]:,}"
+        said = plain(result(probe)) if few is None else f"or more, {plain(result(probe))}; needs {few[1]:,}"
         point = (probe["request_rate"], value, 9 if probe["deciding"] else 6, symbol, said)
         if not joined:
             for name, each in zip(line, (probe["request_rate"], None, 6, symbol, ""), strict=True):

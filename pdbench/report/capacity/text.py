@@ -27,8 +27,9 @@ def probe_tables(summary: Summary) -> Iterator[RenderableType]:
         for head in heads(answer):
             table.add_column(justify="left" if head == "result" else "right")
         table.add_row(*(Text(head, style="bold") for head in heads(answer)))
-        for probe, row in rows(answer, summary):
-            table.add_row(*row[:-1], Text(row[-1], style=RESULT_STYLE.get(probe["result"], "")))
+        for _, row in rows(answer, summary):
+            style = next((style for word, style in RESULT_STYLE.items() if row[-1].startswith(word)), "")
+            table.add_row(*row[:-1], Text(row[-1], style=style))
         yield table
 
 
@@ -102,9 +103,11 @@ def _said(slo: Slo, value: float | None, few: tuple[float | None, int] | None) -
 
 
 def result(probe: Mapping[str, Any]) -> str:
-    """`fails (overloaded)`, `holds, short`: a short probe only says where to look."""
+    """`fails (overloaded)`, `not missed, short`: a short probe only says where to look, and holds nothing."""
     if probe["doubt"]:
         return f"no evidence: {clean(probe['doubt'], 80)}"
     if probe["overloaded"]:
         return "fails (overloaded)"
-    return f"{probe['result']}{'' if probe['deciding'] else ', short'}"
+    if probe["deciding"]:
+        return str(probe["result"])
+    return f"{'not missed' if probe['result'] == 'holds' else probe['result']}, short"
