@@ -27,6 +27,7 @@ _TRAILER_END = re.compile(rb"\r?\n")
 _TIMEOUT = re.compile(rb"(?:^|[,\s])timeout=([0-9]{1,9})", re.IGNORECASE)
 _LISTS = (b"transfer-encoding", b"connection")  # fields whose repetitions add up
 _BODILESS = (204, 304)
+_BLOCK_NBYTES = 4096
 
 
 class ProtocolError(Exception):
@@ -256,25 +257,39 @@ class ResponseReader:
 
 
 def unpacked(reads: Sequence[tuple[int, bytes]], encoding: str | None, most_nbytes: int) -> list[tuple[int, bytes]]:
-    """The reads with the body's compression undone, each with its own stamp; as they are, when it cannot be undone."""
-    if encoding is None or encoding.strip().lower() in ("", "identity"):
+    """The reads with the body's compression undone, each with its own stamp; as they are, when it cannot be undone.
+
+    A body may be several streams one after another, as from a server that packs each event by itself: RFC 1952 allows
+    it of gzip, and zlib's are told apart as well; bare deflate has no begin to know a second one by. What follows the
+    last and is none is left out.
+    """
+    coding = (encoding or "").strip().lower()
+    if coding not in ("gzip", "x-gzip", "deflate"):
         return list(reads)
-    gzip = encoding.strip().lower() in ("gzip", "x-gzip")
-    if not gzip and encoding.strip().lower() != "deflate":
-        return list(reads)
-    raw_deflate = not gzip and bool(reads) and reads[0][1][:1] not in (b"\x78", b"\x58", b"\x38", b"\x18")
-    inflate = zlib.decompressobj(31 if gzip else (-15 if raw_deflate else 15))
+    bits = 31 if coding != "deflate" else 15
+    if bits == 15 and next((data[:1] for _, data in reads if data), b"") not in (b"\x78", b"\x58", b"\x38", b"\x18"):
+        bits = -15
+    inflate = zlib.decompressobj(bits)
     found: list[tuple[int, bytes]] = []
-    try:
-        for stamp_ns, data in reads:
-            piece = inflate.decompress(data, most_nbytes)
-            most_nbytes -= len(piece)
-            found.append((stamp_ns, piece))
-            if most_nbytes <= 0:
-                break
-    except zlib.error:
-        return found or list(reads)
-    return found
+    for stamp_ns, data in reads:
+        pieces: list[bytes] = []
+        sound = True
+        try:
+            # In blocks: at the end of a stream zlib copies what follows it.
+            for block in [data[at : at + _BLOCK_NBYTES] for at in range(0, len(data), _BLOCK_NBYTES)]:
+                while block and most_nbytes > 0 and not (inflate.eof and bits < 0):
+                    if inflate.eof:
+                        inflate = zlib.decompressobj(bits)
+                    pieces.append(inflate.decompress(block, most_nbytes))
+                    most_nbytes -= len(pieces[-1])
+                    block = inflate.unused_data
+        except zlib.error:
+            sound = False
+        if sound or pieces:
+            found.append((stamp_ns, b"".join(pieces)))
+        if most_nbytes <= 0 or not sound:
+            break
+    return found or list(reads)
 
 
 @lru_cache(maxsize=64)

@@ -228,6 +228,45 @@ def test_compression_is_undone_a_read_at_a_time(name):
     assert unpacked(reads, encoding, 1 << 20) == list(enumerate(events))
 
 
+PACKERS = {"gzip": gzip.compress, "deflate": zlib.compress}
+
+
+@given(st.data())
+@pytest.mark.parametrize("encoding", PACKERS)
+def test_a_body_of_several_compressed_streams(encoding, data):
+    """A server that packs each event by itself: all of them, however cut, each with its stamp."""
+    events = data.draw(st.lists(st.binary(max_size=40), min_size=1, max_size=8))
+    wire = b"".join(map(PACKERS[encoding], events))
+    garbage = data.draw(st.sampled_from([b"", b"\r\n", b"\0" * 600, b"garbage" * 2000]))
+    edges = sorted({0, len(wire + garbage), *(cut % len(wire) for cut in data.draw(cuts))})
+    reads = [(begin, (wire + garbage)[begin:end]) for begin, end in pairwise(edges)]
+    found = unpacked(reads, encoding, 1 << 20)
+    assert b"".join(piece for _, piece in found) == b"".join(events)
+    assert [stamp for stamp, _ in found] == [stamp for stamp, _ in reads][: len(found)]
+
+
+@pytest.mark.parametrize("encoding", PACKERS)
+def test_each_stream_of_a_body_has_the_stamp_of_its_read(encoding):
+    pack = PACKERS[encoding]
+    reads = [(7, pack(b"one") + pack(b"two")), (8, pack(b"three")), (9, b"none")]
+    assert unpacked(reads, encoding, 100) == [(7, b"onetwo"), (8, b"three")]
+    assert unpacked(reads, encoding, 4) == [(7, b"onet")]
+    long = [(n, pack(b"a" * 50_000)) for n in range(3)]
+    assert [len(piece) for _, piece in unpacked(long, encoding, 120_000)] == [50_000, 50_000, 20_000]
+    broken = bytearray(pack(bytes(range(256)) * 4))
+    broken[-1] ^= 1  # its checksum
+    assert unpacked([(7, pack(b"one") + broken), (8, pack(b"two"))], encoding, 9999)[0][1].startswith(b"one")
+
+
+def test_streams_without_end_take_time_linear_in_their_bytes():
+    def seconds(n: int) -> float:
+        wire, begun_s = gzip.compress(b"") * (n // 20), time.thread_time()
+        assert unpacked([(1, wire)], "gzip", 100) == [(1, b"")]
+        return time.thread_time() - begun_s
+
+    assert min(seconds(2 << 18) / seconds(1 << 18) for _ in range(4)) < 3
+
+
 def test_compression_that_lies():
     assert unpacked([(1, b"plain")], "gzip", 100) == [(1, b"plain")]
     bomb = gzip.compress(bytes(10_000_000))
