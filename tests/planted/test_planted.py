@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.planted.faults import FAULTS, GEOMETRIES, MILD, STRONG, Geometry, Plant, healthy, named, planted
+from tests.planted.faults import FAULTS, GEOMETRIES, MILD, STRONG, Dose, Geometry, Plant, healthy, named, planted
 
 ALONE = [(cause, mode) for i, cause in enumerate(FAULTS) for mode in ("pull", "push")[i % 2 : i % 2 + 1]]
 PAIRED = [("decode-slots", "proxy"), ("transfer-bandwidth", "proxy"), ("decode-kv-pool", "proxy")]
@@ -55,6 +55,23 @@ def test_late_notices_beside_something_that_takes_as_long(tmp_path: Path, mode: 
 
 SHORT = {"step_base_ms": 8.0, "prefill_ms_per_token": 0.005, "post_fixed_ms": 1.0, "post_ms_per_token": 0.0005}
 SHORT_ANSWERS = Geometry("answers of 8 tokens", prompt=1000, output=8, use=0.05, settings=SHORT)
+
+
+IN_LINE = [
+    (1, "pull", "engine-loop-blocking", STRONG),
+    (1, "push", "engine-loop-blocking", STRONG),
+    (2, "push", "transfer-fragmentation", MILD),
+]
+
+
+@pytest.mark.parametrize(("geometry", "mode", "beside", "dose"), IN_LINE)
+def test_loads_that_stand_in_line_for_seconds_are_not_noticed_late(
+    tmp_path: Path, geometry: int, mode: str, beside: str, dose: Dose
+) -> None:
+    """Behind slots and posts loads last for seconds, of which some tenths are not reckoned: that is no late look."""
+    plant = planted(GEOMETRIES[geometry], mode, ("decode-slots", beside), dose)
+    found = named(tmp_path, plant, seed=701)
+    assert set(plant.causes) <= set(found) <= {*plant.causes, *plant.implied}
 
 
 def test_a_held_loop_shows_in_first_tokens_that_come_together(tmp_path: Path) -> None:
