@@ -132,7 +132,7 @@ BROKEN: list[tuple[str, str, tuple[tuple[str, str], ...]]] = [
 ]  # fmt: skip
 
 
-def checks_of(text: str, folder: Path, tpot_ms: float = 10.4) -> list[Check]:
+def checks_of(text: str, folder: Path, tpot_ms: float | None = 10.4) -> list[Check]:
     path = folder / "recipe.toml"
     path.write_text(text)
     recipe = read_recipe(path)
@@ -306,6 +306,18 @@ def test_on_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str])
     assert main(["doctor", "--recipe", str(path)]) == 1
     printed = capsys.readouterr()
     assert "kv-role" in printed.out and "kv-role" in printed.err
+
+
+def test_only_what_is_missing_is_asked_for(tmp_path: Path) -> None:
+    """The healthy recipe has slots and no TPOT; no recipe tells the KV pool."""
+    without_slots = edited((("max_num_seqs = 8\n", ""), (DECODE, "\n")))
+    told = {check.rule: f"{check.evidence}. {check.fix}" for check in checks_of(HEALTHY, tmp_path, None)}
+    assert told["lease"] == "the wait for decode cannot be told: decode's TPOT is not known. Give --tpot MS."
+    assert told["kv-pool"].startswith("its KV pool is not known. Its metrics page")
+    told = {check.rule: f"{check.evidence}. {check.fix}" for check in checks_of(without_slots, tmp_path, None)}
+    assert "decode's slots and TPOT are not known. Give --max-num-seqs. Give --tpot MS." in told["lease"]
+    assert told["kv-pool"].startswith("its KV pool and slots are not known.")
+    assert told["kv-pool"].endswith("Give --max-num-seqs.")
 
 
 def test_every_rule_says_what_it_is_about() -> None:

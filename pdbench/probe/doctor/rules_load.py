@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from pdbench.littles_law.batch import Tpot
@@ -15,6 +16,8 @@ from pdbench.quantities import count, positive, seconds, several
 LEASE_S = 30.0  # vLLM's kv_lease_duration
 DEFAULT_TOKENS = (16384, 128)  # what `sweep` sends at most without a recipe
 DEFAULT_CELL_S = 60.0
+GIVE_SLOTS, GIVE_TPOT = "Give --max-num-seqs.", "Give --tpot MS."
+KNOWN_OF_POOL = "Its metrics page tells it (num_gpu_blocks in vllm:cache_config_info), once it runs: then ask again."
 _OUTSIDE = ("data-parallel-rank", "data-parallel-external-lb", "data-parallel-hybrid-lb")  # one API server a rank
 
 
@@ -103,7 +106,7 @@ def slots_demand(case: Case) -> list[Found] | None:
         return [
             unknown(
                 "no TPOT yet: nothing has been decoded, so the slots that the plan needs are not known",
-                "Give --tpot MS.",
+                GIVE_TPOT,
             )
         ]
     needed = load.qps * load.output_len * tpot_ms / 1000
@@ -125,7 +128,9 @@ def pool(case: Case) -> list[Found] | None:
         blocks, size = patient.facts.num_kv_blocks, patient.facts.block_size
         slots = _slots(patient)
         if not blocks or not size or not slots:
-            found.append(unknown("its KV pool or its slots are not known", "", patient.name))
+            missing = [("KV pool", KNOWN_OF_POOL)] if not blocks or not size else []
+            missing += [] if slots else [("slots", GIVE_SLOTS)]
+            found.append(_not_known("its", missing, patient.name))
             continue
         tokens = blocks * size * (patient.facts.dp_ranks or 1)
         fit = tokens // load.tokens
@@ -169,20 +174,17 @@ def lease(case: Case) -> list[Found] | None:
     ]
     if unread or not case.of("prefill") or planned(case).qps is None:
         return unread or None
-    waits_s = _longest_wait_s(case)
+    waits_s, decode_slots = _longest_wait_s(case), [_slots(patient) for patient in case.of("decode")]
     found = []
     for patient in case.of("prefill"):
         given = patient.extra.get("kv_lease_duration", LEASE_S)
         if patient.transfer is None or not isinstance(given, int | float):
             continue
         if waits_s is None:
-            found.append(
-                unknown(
-                    "the wait for decode is not known: its slots or its TPOT are missing",
-                    "Give --max-num-seqs and --tpot MS.",
-                    patient.name,
-                )
-            )
+            missing = [("slots", GIVE_SLOTS)] if None in decode_slots else []
+            missing += [] if decode_slots else [("servers", "Name them with --decode.")]
+            missing += [("TPOT", GIVE_TPOT)] if _tpot_ms(case) is None else []
+            found.append(_not_known("the wait for decode cannot be told: decode's", missing, patient.name))
         elif waits_s > given and case.mode == "push":
             fix = "Raise kv_lease_duration above it, lower the rate, or add slots: freed KV is read with status 200."
             found.append(fail(patient.name, f"lease {given:g} s, predicted decode wait {waits_s:.0f} s", fix))
@@ -190,6 +192,14 @@ def lease(case: Case) -> list[Found] | None:
             fix = "Raise kv_lease_duration: decode renews it only once the request has reached it."
             found.append(warn(patient.name, f"lease {given:g} s, predicted decode wait {waits_s:.0f} s", fix))
     return found
+
+
+def _not_known(whose: str, missing: Sequence[tuple[str, str]], where: str) -> Found:
+    """Only what is missing is named, each with what would tell it."""
+    names = " and ".join(name for name, _ in missing)
+    plural = len(missing) > 1 or names.endswith("s")
+    fix = " ".join(dict.fromkeys(fix for _, fix in missing))
+    return unknown(f"{whose} {names} {'are' if plural else 'is'} not known", fix, where)
 
 
 def _is_time(value: object) -> bool:
