@@ -24,6 +24,7 @@ from pdbench.report.wording import (
     counted,
     cut_short,
     evidence,
+    first_change,
     flags,
     for_readers,
     is_cut,
@@ -134,23 +135,29 @@ def _cell_verdicts(summary: Summary, cells: Sequence[CellSummary], said: str) ->
 
 
 def _cell_verdict(cell: CellSummary, target: bool, run_verdict: str) -> Iterator[RenderableType]:
-    """One line for a cell; an unsound one also gets the evidence of its causes. Nothing is said twice."""
+    """One line for a cell; an unsound one also gets the evidence of its causes. The arrow stands at the first change of
+    the first cause, and at no other; else nothing is said twice."""
     mark = verdict_mark(cell)
     none = "no request was answered" if cell.get("completed") == 0 else "nothing was measured"
     said = cell_sentence(cell) or (void_codes(cell) if mark == "void" else none if mark == "none" else "")
     spoken = f"{run_verdict} {said}"
+    causes = (cell.get("diagnosis") or [])[:2] if mark in ("void", "none") or not said else []
     if said in run_verdict:
         said = why_unsound(cell)
+    elif causes and evidence(causes[0]).rstrip(".") not in said:
+        said = said.removesuffix(first_change(causes[0])).rstrip()  # it comes below, with the arrow
     line = Text.assemble((place(cell, target), "bold"), f": {said}" if said else "")
     yield hanging(Text(MARK_TEXT[mark], style=MARK_STYLE[mark]), line)
-    for cause in (cell.get("diagnosis") or [])[:2] if mark in ("void", "none") or not said else []:
+    for rank, cause in enumerate(causes):
         if (found := evidence(cause)) and found.rstrip(".") in spoken:
             continue
         share = share_of_ttft(cause)
         head = clean(cause.get("cause", "?"), 40) + (f" ({share})" if share else "")
         yield hanging(Text(), Text(f"{head}: {found}"))
-        if advice := new_advice(cause, f"{run_verdict} {clean(cell.get('verdict') or '', 2000)}"):
+        if rank == 0 and (advice := listed(cause.get("advice") or "")):
             yield hanging(Text(), Text.assemble(("-> ", "bold"), advice))
+        elif advice := new_advice(cause, f"{run_verdict} {clean(cell.get('verdict') or '', 2000)}"):
+            yield hanging(Text(), Text(f"then: {advice}"))
 
 
 def hanging(mark: Text, line: Text) -> Table:

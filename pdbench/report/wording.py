@@ -174,6 +174,12 @@ def share_of_ttft(cause: Mapping[str, Any]) -> str:
     return "" if share is None or cause.get("cause") == "client" else f"{percent(share)} of TTFT"
 
 
+def first_change(cause: Mapping[str, Any]) -> str:
+    """The first sentence of a cause's advice, as verdicts end with it."""
+    advice = listed(cause.get("advice") or "").partition(". ")[0].rstrip(".")
+    return advice and f"{advice}."
+
+
 def new_advice(cause: Mapping[str, Any], said: str) -> str:
     """The advice of a cause, unless a sentence that was just said gives it already."""
     advice = listed(cause.get("advice") or "")

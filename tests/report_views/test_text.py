@@ -218,6 +218,23 @@ def test_a_client_that_was_too_slow_is_said_once_without_a_share(simulated):
     assert ("host of its own" in text) != simulated
 
 
+@pytest.mark.parametrize("headline", ["decode-slots", "another cell"])
+@pytest.mark.parametrize("growth", [42.0, None])
+def test_the_arrow_stands_at_the_first_change_of_the_main_cause(headline, growth):
+    main = {"cause": "decode-slots", "share": 0.82, "evidence": "running was 8 of 8.", "advice": "Raise slots. Look."}
+    small = {"cause": "engine-loop-blocking", "share": 0.08, "evidence": "8% was lost.", "advice": "Move posting off."}
+    flag = {"code": "not-steady-state", "severity": "void", "evidence": "TTFT grows. Lower the rate."}
+    cell = cell_summary(0, 8, 16384, validity=[flag], diagnosis=[main, small], ttft_growth_ms_per_request=growth)
+    cell["verdict"] = cell_verdict(cell)
+    verdict = run_verdict([cell], False) if headline == "decode-slots" else "1 of 9 cells is valid; another one."
+    lines = lines_of({**grid_summary(), "cells": [cell], "verdict": verdict}, 200)
+    arrows = [place for place, line in enumerate(lines) if "-> " in line]
+    assert [lines[place].strip() for place in arrows] == ["-> Raise slots. Look."]
+    assert "decode-slots (82% of TTFT)" in lines[arrows[0] - 1]
+    assert "then: Move posting off." in " ".join(lines)
+    assert " ".join(lines).count("Raise slots") == (2 if growth and headline == "decode-slots" else 1)
+
+
 def test_too_few_requests_alone_is_no_warning():
     few = {"code": "too-few-requests", "severity": "warn", "evidence": "28 requests"}
     summary = grid_summary(rates=(1,))
