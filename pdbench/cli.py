@@ -6,6 +6,7 @@ import functools
 import gc
 import importlib
 import re
+import signal
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from typing import Annotated, Any, cast
@@ -14,7 +15,7 @@ import typer
 from typer.core import TyperCommand
 
 from pdbench import __version__
-from pdbench.errors import CRASH_EXIT_CODE, Interrupted, PdbenchError, UsageError
+from pdbench.errors import CRASH_EXIT_CODE, Interrupted, PdbenchError, UsageError, end_at_once
 
 VERBS = {
     "sweep": ("pdbench.sweep.command:sweep", "Measure: request rate x prompt length against a live deployment."),
@@ -144,6 +145,8 @@ def _guarded(function: Callable[..., Any]) -> Callable[..., Any]:
         gc.freeze()
         gc.enable()
         try:
+            if signal.getsignal(signal.SIGINT) is end_at_once:
+                signal.signal(signal.SIGINT, signal.default_int_handler)
             return function(*args, **kwargs)
         except KeyboardInterrupt:
             raise Interrupted("interrupted.") from None

@@ -13,6 +13,8 @@ A message is one sentence with the cause; the hint is the next thing to do.
 
 from __future__ import annotations
 
+import os
+
 CRASH_EXIT_CODE = 70
 
 
@@ -48,3 +50,9 @@ class StorageError(PdbenchError):
 
 class Interrupted(PdbenchError):
     exit_code = 130
+
+
+def end_at_once(*_: object) -> None:
+    """Of a Ctrl-C (a signal handler too) before anything was begun that would have to be saved."""
+    os.write(2, b"pdbench: interrupted.\n")
+    os._exit(Interrupted.exit_code)

@@ -161,3 +161,35 @@ def test_on_a_terminal_an_error_is_as_wide_as_it_and_in_a_file_one_line(tmp_path
     assert "prefill_max_num_seqs" in "".join(plain) and all(len(x) <= 60 or str(recipe) in x for x in plain)
     filed = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
     assert len(filed.stderr.splitlines()) == 2
+
+
+# Runs the command line, and Ctrl-C comes while the first argument's module is looked for.
+INTERRUPTED = """
+import os, runpy, signal, sys
+
+module = sys.argv.pop(1)
+
+class Finder:
+    @staticmethod
+    def find_spec(name, path=None, target=None):
+        if name == module:
+            sys.meta_path.remove(Finder)
+            os.kill(os.getpid(), signal.SIGINT)
+            for _ in range(1000):  # handlers run between two steps
+                pass
+
+sys.meta_path.insert(0, Finder)
+runpy.run_module("pdbench", run_name="__main__", alter_sys=True)
+"""
+
+
+@pytest.mark.parametrize("module", ["pdbench.cli", "typer", "pdbench.littles_law.plan_command", "rich.console"])
+@pytest.mark.parametrize("ignored", [False, True])
+def test_ctrl_c_while_modules_are_imported(module: str, ignored: bool) -> None:
+    before = "trap '' INT; " if ignored else ""
+    words = [sys.executable, "-c", INTERRUPTED, module, "plan", "kv", "--model", "Qwen3-32B"]
+    done = subprocess.run(["sh", "-c", before + 'exec "$@"', "sh", *words], capture_output=True, text=True, timeout=60)
+    if ignored:
+        assert (done.returncode, done.stderr) == (0, "")
+    else:
+        assert (done.returncode, done.stdout, done.stderr) == (130, "", "pdbench: interrupted.\n")
