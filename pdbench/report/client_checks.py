@@ -9,7 +9,7 @@ import numpy as np
 from pdbench.report.answers import FAILURES
 from pdbench.report.arrivals_check import arrivals_off
 from pdbench.report.breakdown import kept_up
-from pdbench.report.cell import Measured
+from pdbench.report.cell import COLOCATED, Measured
 from pdbench.report.client_health import client_saturated, connection_cost
 from pdbench.report.demand import slots_of
 from pdbench.report.finding import VOID, WARN, Finding
@@ -31,6 +31,8 @@ STALL_TPOTS = 20.0
 STALL_POSTS = 1.5  # times the posts of all requests that were seen waiting: the gauge is sampled, its peak is higher
 STALL_PREFILLS = 5.0  # co-located: a long prompt's pass holds the streams up, which is interference and no stall
 
+ROOM = 0.7  # of slots, or of prefill's time, that a load may take and have none of its bursts put down to capacity
+LONGER = 10  # times as many requests as were in flight at once
 OVERLOAD_UTILISATION = 1.05  # needed / available slots: no steady state exists, whatever this run's arrivals did
 
 
@@ -41,7 +43,8 @@ def _not_steady(cell: Measured) -> Iterator[Finding]:
         return
     seen = cell.steadiness[0]
     slots = slots_of(cell)
-    reasons = []
+    reasons: list[str] = []
+    short = False
     if (growth := seen.growth_ms) is not None:
         reasons.append(f"TTFT grows {_ms(growth)} ms per request: the mean is a figure of this run's length")
     if seen.never_drains and seen.backlog is not None:
@@ -53,6 +56,7 @@ def _not_steady(cell: Measured) -> Iterator[Finding]:
             " the mean is a figure of this run's length"
         )
     if seen.one_burst:
+        short = not reasons and _has_room(cell)
         reasons.append(
             f"{seen.peak_in_flight} of {seen.requests} requests were in flight at once:"
             " the mean is a figure of the number of prompts"
@@ -62,9 +66,13 @@ def _not_steady(cell: Measured) -> Iterator[Finding]:
     if cell.rate is not None and (alone := one_full(cell)) is not None:
         reasons.append(alone)
     if not reasons:
-        if (short := short_run(cell)) is not None:
+        if (brief := short_run(cell)) is not None:
             advice = "Run longer, or take its figures for those of a short run (pdbench slots --from-run)"
-            yield Finding("not-steady-state", WARN, f"{short.text()}. {advice}.")
+            yield Finding("not-steady-state", WARN, f"{brief.text()}. {advice}.")
+        return
+    if short and len(reasons) == 1:
+        longer = f"Run longer: --num-prompts {LONGER * seen.peak_in_flight} or more, or a longer --duration"
+        yield Finding("not-steady-state", VOID, f"{reasons[0]}. {longer}; slots and prefill have room for this load.")
         return
     if cell.rate is not None and cell.achieved is not None:
         reasons.append(f"{cell.achieved:.2f} of {cell.rate:g} req/s came out")
@@ -75,6 +83,16 @@ def _not_steady(cell: Measured) -> Iterator[Finding]:
     yield Finding(
         "not-steady-state", VOID, "; ".join(reasons) + f". {lower}, or add capacity; more requests don't help."
     )
+
+
+def _has_room(cell: Measured) -> bool:
+    """Whether slots and prefill, as far as the pages tell of both, carry this load: then a burst is a short cell's."""
+    slots, computes = slots_of(cell), COLOCATED if cell.mode == COLOCATED else "prefill"
+    prompt_s, servers = cell.window.mean_s(computes, "prefill_s"), cell.servers(computes)
+    rate = cell.offered if cell.rate is None else cell.rate
+    if slots.demand is None or not slots.available or prompt_s is None or not servers or rate is None:
+        return False
+    return slots.demand <= ROOM * slots.available and rate * prompt_s <= ROOM * servers
 
 
 def _moving(cell: Measured) -> Finding:

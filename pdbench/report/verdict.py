@@ -173,7 +173,7 @@ def run_verdict(
     sound = "not void by what its file tells" if foreign else "valid"
     if void:
         are = "is" if len(valid) == 1 else "are"
-        said = f"{len(valid):,} of {counted(len(judged), 'cell')} {are} {sound}" if valid else "No cell is valid"
+        said = f"{len(valid):,} of {counted(len(judged), 'cell')} {are} {sound}" if valid else _none_valid(judged)
         return followable(f"{prefix}{said}; {_named(min(void, key=_tells), several)}", simulated)
     if flagged := [cell for cell in foreign if _warned(cell)]:
         are = "The cell is" if len(valid) == 1 else f"{len(flagged):,} of {len(valid):,} cells are"
@@ -182,6 +182,15 @@ def run_verdict(
     telling = max(named or valid, key=_share if named else _load)
     said = f"All {len(valid):,} cells are {sound}" if len(valid) > 1 else f"The cell is {sound}"
     return f"{prefix}{said}; {'' if named or len(valid) == 1 else 'the busiest, '}{_named(telling, several)}"
+
+
+def _none_valid(cells: Sequence[Mapping[str, Any]]) -> str:
+    """No cell is valid; where some of its repeats are, these can still be compared."""
+    repeats = [bool(repeat.get("valid")) for cell in cells for repeat in cell.get("repeats") or []]
+    if not any(repeats):
+        return "No cell is valid"
+    void, are = repeats.count(False), "is" if repeats.count(False) == 1 else "are"
+    return f"No cell is valid as a whole, since {void:,} of {len(repeats):,} repeats {are} void"
 
 
 def _named(cell: Mapping[str, Any], several: bool) -> str:

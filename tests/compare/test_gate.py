@@ -10,10 +10,12 @@ import numpy as np
 import pytest
 
 from pdbench.errors import UsageError
+from pdbench.report.compare.between import between_targets, leading
 from pdbench.report.compare.comparison import Comparison, compare
 from pdbench.report.compare.gate import Rules, fisher, gates_named
-from pdbench.report.compare.said import verdict
+from pdbench.report.compare.said import method, verdict
 from pdbench.report.compare.sides import Side
+from pdbench.report.verdict import run_verdict
 from tests.compare.made import cell, exact, noisy, repeat, summary
 
 
@@ -197,6 +199,33 @@ def test_parts_without_evidence_are_told_as_such(swing_ms: float, told: str) -> 
         parts = {"prefill": 50.0 + swing_ms * (-1) ** i, "slot_wait": 40.0, "post": 30.0, "unexplained": 10.0}
         new.append(repeat(i, {"mean_ttft_ms": 1.3}, ttft_split_ms=parts))
     assert told in verdict(compared(summary([cell([repeat(i, {}) for i in range(8)])]), summary([cell(new)])))
+
+
+def test_the_parts_total_is_the_difference_of_the_means_that_it_names() -> None:
+    """Repeats of 50 and 200 ms: 100 as a geometric mean, 125 as a plain one; only plain means of parts add up."""
+    base = [repeat(i, {"mean_ttft_ms": 0.5 if i % 2 else 2.0}) for i in range(8)]
+    new = [repeat(i, {"mean_ttft_ms": 1.0 if i % 2 else 4.0}) for i in range(8)]
+    found = compared(summary([cell(base)]), summary([cell(new)]))
+    said = verdict(found)
+    assert "mean TTFT 100 -> 200 ms, +100%" in said
+    assert "Of +125 ms of TTFT (plain means of the repeats, 125 -> 250)" in said
+    assert "each side is the geometric mean of its repeats here" in method(found)
+
+
+def test_void_repeats_beside_a_verdict_between_targets() -> None:
+    """What the valid repeats say stands; that their cells are void says so of the cells' own figures."""
+    void = repeat(5, {}, void="not-steady-state")
+    cells = [cell([*exact(5, change), void], target=name, verdict="x") for name, change in (("a", 0.0), ("b", 0.3))]
+    both = summary(cells)
+    both["verdict"] = run_verdict(cells, False)
+    between = between_targets(both)
+    assert between is not None
+    said = leading(both, between)["verdict"]
+    assert said.startswith("b is worse than a: ")
+    assert "That rests on the 5 of 6 pairs of repeats that are valid. No cell is valid as a whole" in said
+    assert "since 2 of 12 repeats are void; " in said
+    nothing = [cell([void], target=name, verdict="x") for name in ("a", "b")]
+    assert run_verdict(nothing, False).startswith("No cell is valid; ")
 
 
 def test_a_change_that_no_part_explains_says_so() -> None:

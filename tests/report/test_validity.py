@@ -68,6 +68,19 @@ def test_overload(tmp_path: Path) -> None:
     assert severity == "void" and "TTFT grows" in evidence and "figure of this run's length" in evidence
 
 
+def test_a_cell_that_was_only_too_short_is_told_to_run_longer(tmp_path: Path) -> None:
+    """Eleven requests in a second hold 0.64 s each: with 30 slots they need a third of them, with 8 more than all."""
+    burst: dict[str, Any] = {"rate": 16, "n": 11, "prefill_s": 0.01, "times": np.arange(11) / 30}
+    severity, evidence = flags(tmp_path / "room", World(slots=30, **burst))["not-steady-state"]
+    assert severity == "void" and "requests were in flight at once" in evidence
+    assert "Run longer: --num-prompts 110 or more" in evidence and "Lower the rate" not in evidence
+    for name, world in {
+        "slots": World(slots=8, **burst),
+        "prefill": World(slots=30, **{**burst, "prefill_s": 0.06}),
+    }.items():
+        assert "Lower the rate" in flags(tmp_path / name, world)["not-steady-state"][1]
+
+
 def test_a_short_run_at_full_slots_is_told_what_a_steady_state_would_be(tmp_path: Path) -> None:
     """At 90 % of 8 slots M/D/c waits 0.4513 holding times on average, after about 900 requests; 60 see less of it."""
     full = {"rate": 0.9 * 8 / 0.64, "prefill_s": 0.005, "post_s": 0.0, "transfer_s": 0.005}

@@ -29,7 +29,7 @@ def leading(summary: Mapping[str, Any], comparison: Comparison) -> dict[str, Any
     """The summary of a run with two targets: the difference comes first, then what the cells are worth."""
     simulated = "SIMULATED. " if comparison.simulated else ""
     rest = str(summary.get("verdict") or "").removeprefix("SIMULATED. ")
-    verdict = f"{simulated}{said.verdict(comparison)} {rest}"
+    verdict = " ".join(filter(None, [f"{simulated}{said.verdict(comparison)}", said.rests_on(comparison), rest]))
     kept = {key: value for key, value in summary.items() if key not in ("verdict", "cells")}
     told = comparison_document(comparison)
     return {**kept, "verdict": verdict, "comparison": told, "cells": summary["cells"]}

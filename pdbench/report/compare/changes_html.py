@@ -73,13 +73,14 @@ def change_tables(comparison: Comparison, gated: bool) -> list[Child]:
     telling = [pair for pair in pairs if pair[1].evidence in ("worse", "improved") or pair[1].gate == "failed"]
     rest = [pair for pair in pairs if pair not in telling]
     found: list[Child] = []
+    too_few = all(change.evidence == "too few" for _, change in pairs)
     found.append(
         _table(comparison, telling, scale, f"{caption}: those with evidence", gated)
         if telling
-        else tag("p", "No evidence of a change.", class_="note")
+        else tag("p", "Too few repeats to tell." if too_few else "No evidence of a change.", class_="note")
     )
     if rest:
-        named = f"{wording.counted(len(rest), 'change')} without evidence"
+        named = said.untold([change for _, change in rest], "figure")
         found.append(tag("details", tag("summary", named), _table(comparison, rest, scale, named, gated)))
     return found
 

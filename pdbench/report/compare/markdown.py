@@ -34,7 +34,7 @@ def _comment(comparison: Comparison) -> str:
     telling = [(cell, change) for cell, change in comparison.gates if _tells(change)]
     rest = [pair for pair in comparison.gates if pair not in telling]
     lines += _table(comparison, telling)
-    lines += folded(f"{wording.counted(len(rest), 'gate')} without evidence of a change", _table(comparison, rest))
+    lines += folded(said.untold([change for _, change in rest], "gate"), _table(comparison, rest))
     lines += folded("What explains it", _parts(comparison))
     remarks = [f"- {plain(remark)}" for remark in said.remarks(comparison)]
     remarks += [f"- not the same: {plain(f'{fact.name}: {fact.base} -> {fact.new}')}" for fact in comparison.differs]
@@ -84,7 +84,6 @@ def _parts(comparison: Comparison) -> list[str]:
         sure = [part for part in cell.parts if part.sure]
         if (sure or cell.causes) and any(_tells(change) for change in cell.gates):
             parts = ", ".join(f"{wording.part_name(part.name)} {said.signed_ms(part.change_ms)}" for part in sure)
-            total = said.signed_ms(sum(part.change_ms for part in cell.parts))
-            told = "; ".join(filter(None, [f"mean TTFT {total} ms: {parts}" if parts else "", *cell.causes]))
+            told = "; ".join(filter(None, [f"{said.total_of(cell)}: {parts}" if parts else "", *cell.causes]))
             lines.append(f"- {plain(cell.cell.name)}: {plain(told)}")
     return lines

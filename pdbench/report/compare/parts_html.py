@@ -44,7 +44,6 @@ def _colour(name: str) -> str:
 
 def _card(cell: CellChange, comparison: Comparison, longest: float) -> Markup:
     roles = (clean(comparison.base.role, 30), clean(comparison.new.role, 30))
-    total = sum(part.change_ms for part in cell.parts)
     bars = [[(_colour(p.name), value) for p, value in zip(cell.parts, side, strict=True)] for side in _values(cell)]
     spoken = f"parts of the mean TTFT of {cell.cell.name}: {roles[0]} above, {roles[1]} below"
     heads: list[Child] = [
@@ -62,7 +61,7 @@ def _card(cell: CellChange, comparison: Comparison, longest: float) -> Markup:
         change = tag("b", said.signed_ms(each.change_ms)) if each.sure else said.signed_ms(each.change_ms)
         values = (tag("td", tenths(each.base_ms), class_="n"), tag("td", tenths(each.new_ms), class_="n"))
         rows.append([part_name(each.name), *values, tag("td", change, class_="n"), doubt])
-    head = tag("h3", f"{cell.cell.name}: {said.signed_ms(total)} ms")
+    head = tag("h3", f"{cell.cell.name}: {said.total_of(cell)}")
     causes = tag("p", "; ".join(cell.causes)) if cell.causes else None
     listed = table(heads, rows, caption="Parts of the mean TTFT, ms; bold where more than noise")
     return tag("article", head, stacks(bars, longest, spoken), causes, listed, class_="card")

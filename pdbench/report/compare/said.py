@@ -150,16 +150,36 @@ def lost_sentence(cell: CellChange) -> str:
 
 def _because(cell: CellChange, change: Change) -> str:
     """The parts of TTFT whose change is more than noise, then those that carry its change and are not, as such."""
-    total = sum(part.change_ms for part in cell.parts)
+    total, said = sum(part.change_ms for part in cell.parts), total_of(cell)
     leading = leading_parts(cell.parts)
     told = [part for part in cell.parts if part.sure]
     told = [part for part in told if part in leading or abs(part.change_ms) >= TELLING_PART * abs(total)]
     if told:
         unsure = _parts([part for part in leading if not part.sure])
-        return f" Of {signed_ms(total)} ms of TTFT: {_parts(told)}{unsure and f'; without evidence: {unsure}'}."
+        return f" Of {said}: {_parts(told)}{unsure and f'; without evidence: {unsure}'}."
     if leading and "ttft" in change.metric:
-        return f" Of {signed_ms(total)} ms of TTFT no part has evidence of its own; the largest: {_parts(leading)}."
+        return f" Of {said} no part has evidence of its own; the largest: {_parts(leading)}."
     return ""
+
+
+def untold(changes: Sequence[Change], thing: str) -> str:
+    """`2 gates without evidence of a change, 1 gate with too few repeats to tell`."""
+    few = sum(change.evidence == "too few" for change in changes)
+    none = len(changes) - few
+    said = [f"{wording.counted(none, thing)} without evidence of a change"] if none else []
+    said += [f"{wording.counted(few, thing)} with too few repeats to tell"] if few else []
+    return ", ".join(said)
+
+
+def total_of(cell: CellChange) -> str:
+    """`+30.0 ms of TTFT`: what the parts sum to, which add only as plain means of the repeats. Where these differ in
+    print from the geometric means that the change is of, they stand beside it."""
+    old, new = sum(part.base_ms for part in cell.parts), sum(part.new_ms for part in cell.parts)
+    changes = (*cell.gates, *cell.watched)
+    mean = next((change for change in changes if change.metric == "mean_ttft_ms"), None)
+    apart = mean is None or (number(mean.base), number(mean.new)) != (number(old), number(new))
+    plain = f" (plain means of the repeats, {number(old)} -> {number(new)})" if apart else ""
+    return f"{signed_ms(new - old)} ms of TTFT{plain}"
 
 
 def _parts(parts: Sequence[Part]) -> str:
@@ -242,6 +262,15 @@ def remarks(comparison: Comparison) -> Iterator[str]:
     yield from comparison.not_compared
 
 
+def rests_on(comparison: Comparison) -> str:
+    """Which repeats were compared, where some are void: those say nothing against the difference of the others."""
+    if comparison.status in (REFUSED, MEANINGLESS):
+        return ""
+    cells = [cell.cell for cell in comparison.cells if cell.cell.pairs]
+    valid, planned = sum(len(cell.pairs) for cell in cells), sum(cell.planned for cell in cells)
+    return "" if valid == planned else f"That rests on the {valid} of {planned} pairs of repeats that are valid."
+
+
 def _sessions(comparison: Comparison) -> Iterator[str]:
     """What two runs do not share is in their change and in no interval; a failed gate is what this misleads most."""
     turns = "Two targets in one sweep (--target a=... --target b=...) take turns."
@@ -280,4 +309,4 @@ def method(comparison: Comparison) -> str:
     count = f"{min(pairs)}" if min(pairs) == max(pairs) else f"{min(pairs)} to {max(pairs)}"
     effect = f"{comparison.rules.effect:.0%}"
     told = f"{level(comparison)} interval for all {family} together, from {count} paired repeats ({test})"
-    return f"{told}; gate at {effect}"
+    return f"{told}; gate at {effect}; each side is the geometric mean of its repeats here"

@@ -72,12 +72,12 @@ def _table(comparison: Comparison, width: int) -> Iterator[RenderableType]:
     rows: list[dict[str, Any]] = [{"cell": cell, "change": change} for cell, change in comparison.gates]
     if not rows:
         return
-    left_out = 0
+    left_out: list[Change] = []
     if len(rows) > ROWS_AT_MOST:
         telling = [
             row for row in rows if row["change"].gate == FAILED or row["change"].evidence in ("worse", "improved")
         ]
-        left_out, rows = len(rows) - len(telling), telling
+        left_out, rows = [row["change"] for row in rows if row not in telling], telling
     yield Text()
     if rows:
         layout = arrange(_columns(rows, comparison), rows, width - MARK_WIDTH)
@@ -86,7 +86,7 @@ def _table(comparison: Comparison, width: int) -> Iterator[RenderableType]:
             yield Text(" " * MARK_WIDTH + line, style="bold" if level else "", no_wrap=True, overflow="ignore")
         yield from _lines(rows, layout)
     if left_out:
-        yield Text(f"... and {left_out} gates without evidence: see --html or --json", style="dim")
+        yield Text(f"... and {said.untold(left_out, 'gate')}: see --html or --json", style="dim")
     if method := said.method(comparison):
         yield hanging(Text(), Text(method, style="dim"))
 
@@ -164,13 +164,12 @@ def _explained(comparison: Comparison) -> Iterator[RenderableType]:
     yield Text()
     yield Text("Where the change of the mean TTFT lies, ms", style="italic")
     for cell in told[:EXPLAINED_CELLS]:
-        total = sum(part.change_ms for part in cell.parts)
         sure = [part for part in cell.parts if part.sure]
         parts = ", ".join(
             f"{part_name(part.name)} {said.signed_ms(part.change_ms)}"
             for part in sorted(sure, key=lambda p: -abs(p.change_ms))
         )
-        line = f"{cell.cell.name}: {said.signed_ms(total)} ms: {parts or 'no part for sure'}"
+        line = f"{cell.cell.name}: {said.total_of(cell)}: {parts or 'no part for sure'}"
         yield hanging(Text(), Text("; ".join([line, *cell.causes])))
 
 
