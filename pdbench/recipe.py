@@ -1,4 +1,4 @@
-"""Where a deployment comes from: flags, else a recipe, else `pdbench.toml`, else the guide's default ports.
+"""Where a deployment comes from: flags, else a recipe, else `pdbench.toml`, else the default ports.
 
 A recipe and a `pdbench.toml` have one format: the servers, what is known of them, and the workload's defaults.
 """

@@ -66,7 +66,7 @@ def _sections(
             [
                 heat.maps(cells, several),
                 tables.numbers(cells, several),
-                _legend(summary, cells),
+                _legend(summary, cells, heat.maps(cells, several) + tables.numbers(cells, several)),
                 part_tables.part_tables(cells, several),
                 _notes(cells, several),
             ],
@@ -132,7 +132,8 @@ def _spoken(cell: CellSummary, several: bool, run_verdict: str) -> Markup:
     said = wording.cell_sentence(cell) or wording.void_codes(cell)
     if said and said in run_verdict:
         said = wording.why_unsound(cell)
-    causes = ", ".join(dict.fromkeys(clean(cause.get("cause", "?"), 40) for cause in cell.get("diagnosis") or []))
+    named = dict.fromkeys(clean(cause.get("cause", "?"), 40) for cause in cell.get("diagnosis") or [])
+    causes = ", ".join(cause for cause in named if cause not in said.split(", "))  # a void code may be its own cause
     name = tag("b", f"{tables.identity(cell)} {place(cell, target=several)}")
     return tag(
         "li",
@@ -144,7 +145,8 @@ def _spoken(cell: CellSummary, several: bool, run_verdict: str) -> Markup:
     )
 
 
-def _legend(summary: Summary, cells: Sequence[CellSummary]) -> Markup:
+def _legend(summary: Summary, cells: Sequence[CellSummary], shown: str) -> Markup:
+    """What the signs in `shown` mean, the maps and the table above; of others nothing is said."""
     words = "Hatched fields are void or cut short: their latencies are no result. "
     words += "The stronger a colour, the longer TTFT is, the more requests wait, the more slots are needed. "
     words += "Slots: blue below what is available, orange above; needed = asked rate \u00d7 output tokens \u00d7 TPOT. "
@@ -152,8 +154,14 @@ def _legend(summary: Summary, cells: Sequence[CellSummary]) -> Markup:
         words += "?: slots not known: pdbench slots --from-run RUN --max-num-seqs N (or sweep with --max-num-seqs). "
     words += f"good: {slos}. " if (slos := wording.slos(summary)) else ""
     words += f"{chance}. " if (chance := wording.sent_by_chance(summary)) else ""
-    words += "\u00b1 is the reach of a 95% interval, +? means that the sample does not bound it from above, "
-    words += "\u201cneeds N\u201d that too few requests carry the percentile; >x is where its 95% interval begins."
+    signs = {
+        "\u00b1": "\u00b1 is the reach of a 95% interval",
+        "+?": "+? means that the sample does not bound it from above",
+        "needs ": "\u201cneeds N\u201d that too few requests carry the percentile",
+        "&gt;": ">x is where its 95% interval begins, too few requests carrying the percentile itself",
+    }
+    said = "; ".join(meaning for sign, meaning in signs.items() if sign in shown)
+    words += f"{said}." if said else ""
     needs = [n for cell in cells if (n := wording.needed_requests(cell, "p99", "ttft")) is not None]
     words += f" p99 takes {max(needs):,} requests." if needs else ""
     if any(verdict_mark(cell) == "few" for cell in cells):
@@ -252,6 +260,7 @@ _TERMS = (
     ("ITL", "inter-token latency: each gap between streamed outputs"),
     ("TPOT", "time per output token of one request: (end to end - TTFT) / (output tokens - 1)"),
     ("E2EL", "end-to-end latency"),
+    ("got", "answers a second while sending, shifted by what an answer takes"),
     ("goodput", "requests/s that meet every SLO"),
     ("slot", "one of max-num-seqs of the decode servers"),
     ("waiting, running", "as in vLLM's gauges"),

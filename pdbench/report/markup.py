@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import html
 import json
+import re
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -11,6 +12,8 @@ from pdbench.report.wording import clean
 
 _VOID_TAGS = ("meta", "br", "hr")
 MAX_TEXT_CHARS = 4000
+_FLAG = re.compile(r"(?<![\w-])--[a-z][a-z0-9-]*")
+_PLAIN = ("title", "option")  # elements that hold text alone
 MAX_ATTRIBUTE_CHARS = 1_000_000  # foreign words are cut where they are taken in; a path of many points is not
 TALL_ROWS = 25
 
@@ -37,11 +40,24 @@ def tag(element: str, /, *children: Child, **attributes: object) -> Markup:
             else f' {spelled}="{html.escape(clean(value, MAX_ATTRIBUTE_CHARS), quote=True)}"'
         )
     opening = f"<{element}{''.join(parts)}>"
-    return Markup(opening if element in _VOID_TAGS else f"{opening}{joined(children)}</{element}>")
+    content = joined(children) if element in _PLAIN else _with_whole_flags(children)
+    return Markup(opening if element in _VOID_TAGS else f"{opening}{content}</{element}>")
 
 
 def joined(children: Iterable[Child]) -> Markup:
     return Markup("".join(_written(child) for child in children))
+
+
+def _with_whole_flags(children: Iterable[Child]) -> str:
+    """`children` joined; a command line flag in their text is no place for a new line, after its first hyphen least."""
+    return "".join(
+        _written(child)
+        if child is None or isinstance(child, Markup)
+        else _with_whole_flags(child)
+        if isinstance(child, list | tuple)
+        else _FLAG.sub(r'<span class="flag">\g<0></span>', _written(child))
+        for child in children
+    )
 
 
 def _written(child: Child) -> str:

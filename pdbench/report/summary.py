@@ -221,7 +221,17 @@ def _notes(cell: Measured, split: Split | None) -> list[str]:
     if (several := several_tokens_per_event(cell.answers)) is not None and several > SEVERAL_TOKENS:
         notes.insert(0, f"events carry {several:.2g} tokens: ITL is per event, not per token.")
     notes += [f"{role}'s log says {code} {times:.0f} times." for role, code, times in _log_messages(cell)]
-    return [*notes, *fewer_hits(cell), *stamps_note(cell)]
+    return [*_slots_doubted(cell), *notes, *fewer_hits(cell), *stamps_note(cell)]
+
+
+def _slots_doubted(cell: Measured) -> list[str]:
+    """Servers that say other slots than were given, which are those that everything here counts with."""
+    return [
+        f"{server['name']}: {note}."
+        for server in cell.deployment.get("servers", [])
+        for note in (server.get("facts") or {}).get("notes") or []
+        if note.startswith("max_num_seqs")
+    ]
 
 
 def _log_messages(cell: Measured) -> Iterator[tuple[str, str, float]]:

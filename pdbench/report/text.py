@@ -60,6 +60,7 @@ MARK_STYLE = {
 MARK_TEXT = {"void": "VOID", "warn": "warn", "few": "ok*", "ok": "ok", "none": "none", "cut": "cut"}
 MARK_WIDTH = 5
 SPOKEN_CELLS = 12
+GOT = "got: answers a second while sending, shifted by what an answer takes"
 _DOUBTED = (("TTFT p50", "p50", "ttft"), ("TTFT p99", "p99", "ttft"))
 
 
@@ -216,7 +217,7 @@ def _row(cell: CellSummary, row: Sequence[str], layout: Layout) -> Iterator[Rend
 def _legend(layout: Layout, cells: Sequence[CellSummary], slo: str) -> list[str]:
     written = {text for row in layout.rows for text in row}
     heads = {" ".join(head).strip() for head in layout.heads}
-    said: list[str] = []
+    said: list[str] = [GOT] if "got req/s" in heads else []
     if any(verdict_mark(cell) == "few" for cell in cells):
         said.append("ok*: good, with too few requests for some percentile")
     if any("\N{PLUS-MINUS SIGN}" in text for text in written):

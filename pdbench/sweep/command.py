@@ -189,7 +189,7 @@ def sweep(
 ) -> None:
     """Measure request rate x prompt length against a live deployment, and say what the numbers are worth.
 
-    Without a target: pdbench.toml, else the guide's ports (proxy 8192, prefill 8100, decode 8200) on this host.
+    Without a target: pdbench.toml, else the ports 8192 (proxy), 8100 (prefill) and 8200 (decode) of this host.
 
     \b
     Practise, one minute, no GPU:
@@ -287,8 +287,10 @@ async def _carry_out(
         if run is None:
             run = new_run(out, list(known.values()), plan)
             begun.append(run)
+            had = None
         else:
             run.reopen()
+            had = len(run.document["cell_runs"])
         run.document["notes"] += [note for note in odd if note not in run.document["notes"]]
         stop = asyncio.Event()
         try:
@@ -299,6 +301,8 @@ async def _carry_out(
                 raise Interrupted("interrupted; what was measured is saved.", hint)
         except PdbenchError as error:
             return run, error
+    if had == len(run.document["cell_runs"]):
+        say(f"note: nothing was left to measure: every cell of {run.path} is done. Its report again:")
     return run, None
 
 

@@ -127,6 +127,9 @@ def test_ctrl_c_saves_what_was_measured_reports_it_and_can_be_gone_on_with(
     assert after["request_id"].is_unique
     assert (after["status"] == "ok").all()
     assert after["intended_s"].max() > rows["intended_s"].max()
+    again = pdbench("sweep", "--resume", "run", "--json")
+    assert "nothing was left to measure" in again.err and "nothing was left" not in ended.err
+    assert again.summary["cells"][1]["mean_ttft_ms"] == ended.summary["cells"][1]["mean_ttft_ms"]
 
 
 def test_two_signals_at_once_are_one(testbed: Bed, tmp_path: Path) -> None:

@@ -79,6 +79,14 @@ def test_what_changes_no_load_is_compared(edit: Any) -> None:
     assert against(edited(PAIR, edit)).status == "passed"
 
 
+def test_all_that_differs_is_named_at_once() -> None:
+    """Rates and durations: one run of NEW puts both right."""
+    other = edited(edited(PAIR, cells(request_rate=9.0)), plan(num_prompts=100))
+    (refusal,) = against(other).refused
+    assert "requests/s asked 2, 4 in BASE, 9 in NEW" in refusal.why and "num_prompts 200 in BASE" in refusal.why
+    assert refusal.next_step == "Measure NEW as BASE was: --rates 2,4 --num-prompts 200."
+
+
 def test_rates_without_a_common_one_are_refused_and_one_common_one_is_enough() -> None:
     far = summary([cell(exact(8), request_rate=8.0)])
     assert "requests/s asked 2, 4 in BASE, 8 in NEW" in against(far).refused[0].why

@@ -180,3 +180,13 @@ def test_a_colocated_server_has_one_number_for_what_it_needs(tmp_path: Path) -> 
     evidence = cell["diagnosis"][0]["evidence"]
     assert f"{cell['slots']['needed']:.1f} slots plus 0.3 held during prefill, of 4" in evidence
     assert f"the server needs {cell['slots']['needed']:.1f} slots and has 4" in cell["verdict"]
+
+
+def test_slots_that_a_server_contradicts_are_said_in_the_run(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run", [[World()]])
+    decode = next(server for server in run.document["deployments"][0]["servers"] if server["role"] == "decode")
+    decode["facts"] = {"max_num_seqs": 3, "notes": ["max_num_seqs 8 was given and is used, though it says 3"]}
+    (cell,) = summarise(run)["cells"]
+    assert cell["notes"][0] == "decode-0: max_num_seqs 8 was given and is used, though it says 3."
+    decode["facts"]["notes"] = []
+    assert not any("max_num_seqs" in note for note in summarise(run)["cells"][0]["notes"])

@@ -70,6 +70,34 @@ def figures_of(page: str) -> list[dict[str, Any]]:
     return found
 
 
+def test_the_legend_explains_the_signs_that_are_there(tmp_path):
+    some = {**grid_summary(), "cells": [cell_summary(0, 2, 1024)]}
+    bounded = {f"{metric}_ms_interval": {} for metric in ("ttft", "tpot", "itl", "e2el")}
+    none = {**some, "cells": [cell_summary(0, 2, 1024, **bounded)]}
+    open_ended = {"ttft_ms_interval": {"p50": [20.0, None]}}
+    unbounded = {**some, "cells": [cell_summary(0, 2, 1024, **open_ended)]}
+    for name, summary, signs in (("a", some, {"\u00b1 is"}), ("b", none, set()), ("c", unbounded, {"+? means"})):
+        text = "".join(Tags(page_of(tmp_path / name, summary)).text)
+        assert {sign for sign in ("\u00b1 is", "+? means", "\u201cneeds N", ">x is") if sign in text} == signs, name
+
+
+def test_a_flag_is_no_place_for_a_new_line(tmp_path):
+    advice = "Raise --max-num-seqs on decode, not - or a--b."
+    page = page_of(tmp_path, {**grid_summary(), "verdict": advice})
+    assert 'Raise <span class="flag">--max-num-seqs</span> on decode, not - or a--b.' in page
+    assert advice in "".join(Tags(page).text), "what is copied is what was said"
+    assert "<span" not in tag("option", advice) + tag("title", advice)
+
+
+def test_a_void_code_is_not_said_again_as_its_cause(tmp_path):
+    void = {"code": "decode-recomputed", "severity": "void", "evidence": "all of it"}
+    cause = {"cause": "decode-recomputed", "evidence": ["all of it"], "advice": "Look."}
+    cell = cell_summary(0, 2, 1024, validity=[void], diagnosis=[cause], verdict="")
+    page = page_of(tmp_path, {**grid_summary(), "cells": [cell]})
+    spoken = page.partition('<ul class="cells">')[2].partition("</ul>")[0]
+    assert spoken.count("decode-recomputed") == 1
+
+
 def test_the_verdict_comes_first_and_the_sections_in_order(tmp_path):
     page = page_of(tmp_path, grid_summary())
     names = [attributes["id"] for attributes in Tags(page).named("h2")]

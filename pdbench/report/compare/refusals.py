@@ -44,7 +44,7 @@ def refusals(base: Side, new: Side, cells: Sequence[PairedCell], gates: Sequence
     """Everything that forbids comparing these two; empty where nothing does."""
     if unlike := _of_two_kinds(base, new):
         return [unlike]
-    found = [*_plans(base, new), *_definitions(base, new)]
+    found = [*_plans(base, new, ([], []) if cells else _unlike_grids(base, new)), *_definitions(base, new)]
     if not cells:
         return found or [_no_common_cell(base, new)]
     if not found and not any(cell.planned for cell in cells):
@@ -99,18 +99,17 @@ def _of_two_kinds(base: Side, new: Side) -> Refusal | None:
     return None
 
 
-def _plans(base: Side, new: Side) -> Iterator[Refusal]:
-    """What was asked of the servers differs. Transfers say it in each cell."""
+def _plans(base: Side, new: Side, grids: tuple[list[str], list[str]] = ([], [])) -> Iterator[Refusal]:
+    """What was asked of the servers differs, with what their grids do not share. Transfers say it in each cell."""
     if is_transfer(base.summary):
         return
     differing = [
         key for key in base.plan if key in new.plan and key not in HARMLESS and _asked(base, key) != _asked(new, key)
     ]
     if differing:
-        said = "; ".join(_differs(key, base, new) for key in differing)
-        flags = " ".join(
-            f"{FLAGS[key]} {_flag(base.plan[key])}" for key in differing if key in FLAGS and base.plan[key]
-        )
+        said = "; ".join([*grids[0], *(_differs(key, base, new) for key in differing)])
+        known = [f"{FLAGS[key]} {_flag(base.plan[key])}" for key in differing if key in FLAGS and base.plan[key]]
+        flags = " ".join([*grids[1], *known])
         yield Refusal(
             f"the two were not asked the same: {said}.",
             f"Measure {new.role} as {base.role} was{': ' + flags if flags else ''}.",
@@ -180,6 +179,18 @@ def _no_common_cell(base: Side, new: Side) -> Refusal:
             "questions.",
             f"Measure {new.role} as {base.role} was: {'--max-concurrency' if loops[0] == {'closed'} else '--rates'}",
         )
+    said, flags = _unlike_grids(base, new)
+    if not said and not set(base.targets) & set(new.targets):
+        named = [f"{', '.join(side.targets) or 'none'} in {side.role}" for side in (base, new)]
+        said = [f"targets {', '.join(named)}"]
+    return Refusal(
+        f"no cell in common: {clean('; '.join(said) or 'each place of the grid is in one of them only', 400)}.",
+        f"Measure {new.role} as {base.role} was{': ' + ' '.join(flags) if flags else ''}.",
+    )
+
+
+def _unlike_grids(base: Side, new: Side) -> tuple[list[str], list[str]]:
+    """What the grids of cells share no value of, and the flags that would give NEW those of BASE."""
     asked = [
         ("requests/s asked", "request_rate", "--rates"),
         ("streams", "max_concurrency", "--max-concurrency"),
@@ -192,13 +203,7 @@ def _no_common_cell(base: Side, new: Side) -> Refusal:
         if olds and news and not set(olds) & set(news):
             said.append(f"{name} {_list(olds)} in {base.role}, {_list(news)} in {new.role}")
             flags.append(f"{flag} {','.join(f'{value:g}' for value in olds)}")
-    if not said and not set(base.targets) & set(new.targets):
-        named = [f"{', '.join(side.targets) or 'none'} in {side.role}" for side in (base, new)]
-        said = [f"targets {', '.join(named)}"]
-    return Refusal(
-        f"no cell in common: {clean('; '.join(said) or 'each place of the grid is in one of them only', 400)}.",
-        f"Measure {new.role} as {base.role} was{': ' + ' '.join(flags) if flags else ''}.",
-    )
+    return said, flags
 
 
 def _values(cells: Sequence[CellSummary], key: str) -> list[float]:
