@@ -290,7 +290,7 @@ async def _carry_out(
             had = None
         else:
             run.reopen()
-            had = len(run.document["cell_runs"])
+            had = _measured(run)
         run.document["notes"] += [note for note in odd if note not in run.document["notes"]]
         stop = asyncio.Event()
         try:
@@ -301,9 +301,14 @@ async def _carry_out(
                 raise Interrupted("interrupted; what was measured is saved.", hint)
         except PdbenchError as error:
             return run, error
-    if had == len(run.document["cell_runs"]):
+    if had == _measured(run):
         say(f"note: nothing was left to measure: every cell of {run.path} is done. Its report again:")
     return run, None
+
+
+def _measured(run: Run) -> int:
+    """How many of its cells, every repeat counted, are done."""
+    return sum(entry["state"] == "done" for entry in run.document["cell_runs"])
 
 
 def _grown(run: Run, plan: Plan) -> Plan | None:
