@@ -80,7 +80,7 @@ def test_a_run_of_two_targets_leads_with_the_difference_and_what_explains_it(tmp
     load = {**LOAD, "rates": [8.0], "prompt_lens": [8192], "output_len": 64, "duration_s": 4.0}
     summary = conclude(sweep(tmp_path / "run", {"pull": HEALTHY, "push": push}, **load).run)
     assert summary["verdict"].startswith("SIMULATED. push is better than pull: 8 req/s x 8,192 tokens")
-    assert "of TTFT:" in summary["verdict"]
+    assert " ms of TTFT" in summary["verdict"]
     stored = json.loads((tmp_path / "run" / "summary.json").read_text())
     assert stored["comparison"]["base"]["target"] == "pull"
     assert {fact["name"] for fact in stored["comparison"]["differs"]} >= {"mode"}
