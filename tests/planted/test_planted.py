@@ -74,6 +74,12 @@ def test_loads_that_stand_in_line_for_seconds_are_not_noticed_late(
     assert set(plant.causes) <= set(found) <= {*plant.causes, *plant.implied}
 
 
+def test_a_slow_link_beside_posts_that_meet(tmp_path: Path) -> None:
+    """Posts of others vary from one block of time to the next as the rest does, or what is left over would seem unsure."""
+    pair = ("transfer-bandwidth", "engine-loop-blocking")
+    assert set(pair) <= set(named(tmp_path, planted(GEOMETRIES[1], "pull", pair, STRONG), seed=801))
+
+
 def test_a_held_loop_shows_in_first_tokens_that_come_together(tmp_path: Path) -> None:
     """Late looks bring several handoffs to one turn, and their streams end before the next: none stands still."""
     pair = ("completion-polling", "engine-loop-blocking")

@@ -153,7 +153,7 @@ def _numbers(case: Case, turns: Turns, loop: Estimate | None, together: Estimate
         if holds_others(case):
             numbers.append(
                 f"handoffs that come together are posted one after the other: waiting for others' posts takes"
-                f" {case.of_ttft(behind_posts(case))}"
+                f" {case.of_ttft(behind_posts(case)(case.split))}"
             )
         return numbers
     if together is not None and together.low > 0:
@@ -188,8 +188,7 @@ def holds_itself(case: Case, loop: Estimate | None, together: Estimate | None, t
 
 def holds_others(case: Case) -> bool:
     """Whether handoffs wait for each other's posts: a tenth of TTFT, beside one's own."""
-    behind_ms = behind_posts(case)
-    behind = case.taken("post", lambda split: behind_ms)
+    behind = case.taken("post", behind_posts(case))
     return behind is not None and behind.is_noticed and behind.of_ttft.value >= BESIDE_SHARE
 
 

@@ -71,14 +71,19 @@ def _met_ms(case: Case, turns: Turns) -> float:
     return busy * turns.met_ms + (1 - busy) * 1000 * each_s * turns.first_turns * first_s**2
 
 
-def behind_posts(case: Case) -> float:
-    """What a request waits for the posts of others, in ms: as this run's requests make them meet, up to what is longer
-    than quiet turns in the wait to be noticed and in the first step; 0 where posts hold no loop."""
-    split, turns, met = case.split, case.turns, case.posts if posts_on_loop(case) else None
+def behind_posts(case: Case) -> Callable[[Split], float]:
+    """What a request waits for the posts of others, in ms: of what is longer than quiet turns in the wait to be noticed
+    and in the first step as large a share as this run's requests explain by meeting; 0 where posts hold no loop."""
+    turns, met = case.turns, case.posts if posts_on_loop(case) else None
     if turns is None or met is None:
-        return 0.0
-    late = max(0.0, split.get("poll") - 2 * turns.quiet_ms)
-    return min(met.others_ms + met.first_ms, late + max(0.0, split.get("first_step") - turns.quiet_ms))
+        return lambda split: 0.0
+    quiet_ms = turns.quiet_ms
+
+    def longer(split: Split) -> float:
+        return max(0.0, split.get("poll") - 2 * quiet_ms) + max(0.0, split.get("first_step") - quiet_ms)
+
+    explained = min(1.0, (met.others_ms + met.first_ms) / max(longer(case.split), 1e-9))
+    return lambda split: explained * longer(split)
 
 
 def wait_to_post(case: Case) -> Callable[[Split], float]:
@@ -107,10 +112,10 @@ def _queued_ms(sent: Floats, each_s: float, servers: int) -> float:
 
 def posting(case: Case) -> Part:
     """The post with the wait for it and for others'; `None` where the post was not measured."""
-    thread, behind_ms = wait_to_post(case), behind_posts(case)
+    thread, behind = wait_to_post(case), behind_posts(case)
 
     def whole(split: Split) -> float | None:
         post = split.parts.get("post")
-        return None if post is None else post + thread(split) + behind_ms
+        return None if post is None else post + thread(split) + behind(split)
 
     return whole
