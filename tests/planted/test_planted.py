@@ -75,7 +75,7 @@ def test_loads_that_stand_in_line_for_seconds_are_not_noticed_late(
 
 
 def test_a_slow_link_beside_posts_that_meet(tmp_path: Path) -> None:
-    """Posts of others vary from one block of time to the next as the rest does, or what is left over would seem unsure."""
+    """Posts of others vary from block to block of time as the rest does, or what is left over would seem unsure."""
     pair = ("transfer-bandwidth", "engine-loop-blocking")
     assert set(pair) <= set(named(tmp_path, planted(GEOMETRIES[1], "pull", pair, STRONG), seed=801))
 
