@@ -13,7 +13,7 @@ from pdbench.report.wording import clean
 _VOID_TAGS = ("meta", "br", "hr")
 MAX_TEXT_CHARS = 4000
 _FLAG = re.compile(r"(?<![\w-])--[a-z][a-z0-9-]*")
-_PLAIN = ("title", "option")  # elements that hold text alone
+_PLAIN = ("title", "option", "text")  # elements that hold text alone, SVG's too
 MAX_ATTRIBUTE_CHARS = 1_000_000  # foreign words are cut where they are taken in; a path of many points is not
 TALL_ROWS = 25
 

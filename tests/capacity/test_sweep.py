@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -163,7 +164,8 @@ def test_a_time_that_was_not_kept_is_said(tmp_path: Path, capsys: pytest.Capture
     run, summary = searched(tmp_path / "run", {"default": BED}, capacity(("tpot", "mean", TPOT_MS), max_s=20.0))
     assert summary["capacity"]["spent_s"] > 20
     assert "s, more than the 20 s of --max-duration: a probe is measured to its end." in summary["verdict"]
-    assert "more than the 20 s of --max-duration" in (run.path / "report.html").read_text()
+    words = re.sub(r"<[^>]+>", "", (run.path / "report.html").read_text())
+    assert "more than the 20 s of --max-duration" in words
     assert next_probe(run) is None
     assert main(["sweep", "--resume", str(run.path), "--max-duration", "20s"]) == 2
     assert "20 s already: --max-duration can only give it more" in capsys.readouterr().err
