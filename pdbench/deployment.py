@@ -69,6 +69,7 @@ class ServerFacts:
     kv_role: str | None = None
     transfer_mode: str | None = None
     dp_ranks: int | None = None
+    kv_ranks: int | None = None  # tensor-parallel ranks over which SGLang spreads (or copies) a request's KV
     max_num_seqs: int | None = None
     bootstrap_port: int | None = None  # where SGLang's decode meets this prefill server
     notes: tuple[str, ...] = ()

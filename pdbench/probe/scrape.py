@@ -63,7 +63,7 @@ class _Identity:
     @property
     def family(self) -> tuple[str, str]:
         """The same for all names that a family has had."""
-        return self.meaning.series.canonical, self.meaning.series.names[0]
+        return self.meaning.series.canonical, self.meaning.series.before or self.meaning.series.names[0]
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +84,7 @@ def _meanings(engine: str | None, edge: bool) -> Mapping[bytes, tuple[_Meaning, 
         for series in vocabulary.series:
             if series.edge_only and not edge:
                 continue
-            for age, family in enumerate(series.names):
+            for age, family in enumerate(series.names, start=1 if series.before else 0):
                 flat = family.replace(":", "_")
                 for suffix, kind in _suffixes(series.kind, edge).items():
                     for name in {family, flat, f"ray_{flat}", f"ray_{family}"}:
@@ -116,7 +116,8 @@ def _identify(engine: str | None, head: bytes) -> _Identity | None:
 
 def _identity(metric: str, labels: Mapping[str, str], meaning: _Meaning) -> _Identity:
     words, series = meaning.vocabulary, meaning.series
-    unsaid = {*words.rank_labels, *words.copy_labels, *(name for name, _ in series.where)}
+    copies = () if series.shares else words.copy_labels
+    unsaid = {*words.rank_labels, *copies, *(name for name, _ in series.where)}
     kept = {name: value for name, value in labels.items() if name not in unsaid} | dict(series.add)
     if meaning.kind == "bucket":
         kept["le"] = repr(float(kept["le"]) * series.scale) if series.scale != 1.0 else kept["le"]
@@ -127,7 +128,7 @@ def _identity(metric: str, labels: Mapping[str, str], meaning: _Meaning) -> _Ide
         model=next((labels[name] for name in words.model_labels if name in labels), None),
         labels=_json({name: value for name, value in kept.items() if name not in words.model_labels}),
         model_labels=_json(kept),
-        copy=tuple(int(labels[n]) if labels.get(n, "").isdecimal() else 0 for n in words.copy_labels),
+        copy=tuple(int(labels[n]) if labels.get(n, "").isdecimal() else 0 for n in copies),
     )
 
 

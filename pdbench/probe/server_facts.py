@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from math import prod
 from typing import Any
 
 from pdbench.deployment import Server, ServerFacts
@@ -79,6 +80,9 @@ def learn(server: Server, answers: Mapping[str, Answer], engine: str | None) -> 
     if connector is None and any("nixl_" in name for name in names):
         connector = "nixl"
     role = transfer.get("kv_role", _SGLANG_ROLES.get(str(info.get("disaggregation_mode"))))
+    backend = info.get("disaggregation_transfer_backend")
+    if connector is None and role is not None and isinstance(backend, str):
+        connector = clean(backend, 40)
     if role is None and any("num_requests_kv_fetch_by_stage" in name for name in names) and server.role != "prefill":
         role = "kv_consumer"  # only consumers show the stages of a fetch (so does the deprecated kv_both)
     return ServerFacts(
@@ -96,6 +100,7 @@ def learn(server: Server, answers: Mapping[str, Answer], engine: str | None) -> 
         kv_role=clean(role, 40) if isinstance(role, str) else None,
         transfer_mode=mode,
         dp_ranks=told.get("dp_ranks"),
+        kv_ranks=_kv_ranks_of(info),
         max_num_seqs=told.get("max_num_seqs") or slots_of(_dict(config.get("scheduler_config"))) or _running_of(info),
         bootstrap_port=positive(info.get("disaggregation_bootstrap_port")),
         notes=tuple(notes),
@@ -131,6 +136,14 @@ def _running_of(info: Mapping[str, Any]) -> int | None:
     states = info.get("internal_states")
     first = _dict(states[0]) if isinstance(states, list) and states else {}
     return positive(first.get("effective_max_running_requests_per_dp"))
+
+
+def _kv_ranks_of(info: Mapping[str, Any]) -> int | None:
+    """SGLang's tensor-parallel ranks for one request: data- and context-parallel attention take their part of them."""
+    ranks = positive(info.get("tp_size"))
+    apart = (info.get("dp_size") if info.get("enable_dp_attention") else 1, info.get("attn_cp_size", 1))
+    shared = [positive(size) for size in apart]
+    return None if ranks is None or None in shared else max(1, ranks // prod(size or 1 for size in shared))
 
 
 def connector_of(transfer: Mapping[str, Any]) -> tuple[str | None, str | None]:

@@ -12,7 +12,7 @@ Entry = Mapping[str, Any]
 NOTE = (
     "Busy seconds and GB/s are those of the operations themselves, added up over the ranks that worked side by side. "
     "Only a handoff brings KV from prefill to decode: loads and saves of an offload or of a store are in no part of "
-    "the TTFT split. Found: what the connector had of the tokens or chunks it was asked for."
+    "the TTFT split. Found: what the connector had of the tokens, chunks or rows it was asked for."
 )
 POSTED = (
     " Of NIXL's handoffs, ms each and GB/s are those of the transfer once it is posted, as in the TTFT split; busy "
@@ -38,7 +38,9 @@ def connector_tables(cells: Sequence[CellSummary], several: bool) -> list[Child]
         for index, (cell, entry) in enumerate(entries)
     ]
     heads: list[Child] = ["where", "server", "what", *(tag("th", head, scope="col", class_="n") for head in shown)]
-    note = tag("p", NOTE + (POSTED if posted else ""), class_="note")
+    unsure = dict.fromkeys(doubt for _, entry in entries for doubt in (entry.get("unsure") or {}).items())
+    doubts = [f" The {figure} of SGLang's handoffs cannot be known: {clean(why, 200)}." for figure, why in unsure]
+    note = tag("p", NOTE + (POSTED if posted else "") + "".join(doubts), class_="note")
     return [table(heads, rows, caption="KV moved by connectors"), note]
 
 

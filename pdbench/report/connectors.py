@@ -1,8 +1,8 @@
 """What did each server's KV connectors move, of which kind, and how fast?
 
-One entry a server and direction, from the series that vLLM's connectors show; a figure whose series a connector lacks
-is not measured. Only NIXL hands KV over from prefill to decode: what an offload or a store loads and keeps is no part
-of the TTFT split.
+One entry a server and direction, from what vLLM's connectors and SGLang's prefill show; a figure whose series a
+connector lacks is not measured. Only a handoff brings KV from prefill to decode: what an offload or a store loads and
+keeps is no part of the TTFT split.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from pdbench.report.cell import Measured
+from pdbench.report.handoffs import BYTES, NIXL, SGLANG, TIME, doubts
 
 OK = {"status": "ok"}
 
@@ -33,6 +34,7 @@ class Way:
     failed_what: str = ""
     hits: str = ""
     queries: str = ""
+    misses: str = ""  # where there is no series of all queries
     hits_of: str = ""
     post_s: str = ""
     where: Mapping[str, str] = field(default_factory=dict)
@@ -47,9 +49,15 @@ def _store(direction: str, operation: str) -> Way:
 _HANDOFF = ("nixl_xfer_s:count", "nixl_nbytes:sum", "nixl_xfer_s:sum", "nixl_failed_transfers:counter")
 _LOADS = ("offload_load_each_nbytes:count", "offload_load_nbytes:counter", "offload_load_s:counter")
 _SAVES = ("offload_store_each_nbytes:count", "offload_store_nbytes:counter", "offload_store_s:counter")
-_LMCACHE_HITS = ("lmcache_hit_tokens:counter", "lmcache_requested_tokens:counter", "tokens")
-_TIER_HITS = ("offload_tier_hits:counter", "offload_tier_queries:counter", "chunks")
-HANDOFF = Way("NIXL", "handoff", *_HANDOFF, "transfers", post_s="nixl_post_s")
+_LMCACHE_HITS = ("lmcache_hit_tokens:counter", "lmcache_requested_tokens:counter", "", "tokens")
+_HISPARSE_HITS = ("hisparse_hits:counter", "", "hisparse_misses:counter", "rows")
+_TIER_HITS = ("offload_tier_hits:counter", "offload_tier_queries:counter", "", "chunks")
+_SGLANG = ("kv_transfer_nbytes:count", "kv_transfer_nbytes:sum", "kv_transfer_s:sum", "failed_transfers:counter")
+HANDOFFS = (
+    Way(NIXL, "handoff", *_HANDOFF, "transfers", post_s="nixl_post_s"),
+    Way(SGLANG, "handoff", *_SGLANG, "requests"),
+)
+UNSURE = {BYTES: ("nbytes", "gb_s"), TIME: ("time_s", "mean_ms", "gb_s")}
 OFFLOAD = (
     Way("offload", "load", *_LOADS),
     Way("offload", "save", *_SAVES, "offload_no_room:counter", "without room"),
@@ -61,6 +69,7 @@ STORES = (
     Way("HF3FS", "save", "hf3fs_save_s:count", "", "hf3fs_save_s:sum", "hf3fs_failed_saves:counter", "saves"),
     Way("LMCache", "load", "lmcache_retrieve_s:count", "", "lmcache_retrieve_s:sum", "", "", *_LMCACHE_HITS),
     Way("LMCache", "save", "lmcache_store_s:count", "", "lmcache_store_s:sum"),
+    Way("HiSparse", "load", "", "hisparse_load_nbytes:counter", "", "", "", *_HISPARSE_HITS),
 )
 
 
@@ -76,11 +85,12 @@ def _servers(cell: Measured) -> list[tuple[str, str]]:
 def _of_server(cell: Measured, server: str, role: str) -> Iterator[dict[str, Any]]:
     ways = (*OFFLOAD, *_tiers(cell, server), *STORES)
     stores = [entry for way in ways if (entry := _entry(cell, server, role, way)) is not None]
-    handoff = _entry(cell, server, role, HANDOFF)
-    if handoff is not None and (handoff["operations"] or handoff["failed"]):
-        yield handoff
+    moved = [entry for way in HANDOFFS if (entry := _entry(cell, server, role, way)) is not None]
+    handoff = next((entry for entry in moved if entry["operations"] or entry["failed"]), None)
+    if handoff is not None:
+        yield _certain(cell, handoff) if handoff["connector"] == SGLANG else handoff
     alone = len({entry["connector"].partition(" tier")[0] for entry in stores}) == 1
-    if alone and handoff is None and role != "decode":  # whose prompts come by connectors without series too
+    if alone and not moved and role != "decode":  # whose prompts come by connectors without series too
         _add_share_of_prompts(cell, server, stores)
     yield from stores
 
@@ -89,7 +99,7 @@ def _tiers(cell: Measured, server: str) -> Iterator[Way]:
     """Disks and the like behind host memory, each under the name that vLLM gives it."""
     keys = [k for _, page in cell.window.pages() if page.server == server for k in page.deltas]
     for tier in sorted({dict(k.labels).get("tier", "") for k in keys if k.canonical.startswith("offload_tier_")}):
-        for direction, verb, hits in (("load", "read", _TIER_HITS), ("save", "write", ("", "", ""))):
+        for direction, verb, hits in (("load", "read", _TIER_HITS), ("save", "write", ("", "", "", ""))):
             moved = (f"offload_tier_{verb}_nbytes:counter", f"offload_tier_{verb}_s:counter")
             failed = (f"offload_tier_{verb}_failures:counter", "jobs")
             yield Way(f"offload tier {tier}", direction, "", *moved, *failed, *hits, where={"tier": tier})
@@ -106,7 +116,9 @@ def _entry(cell: Measured, server: str, role: str, way: Way) -> dict[str, Any] |
 
     operations, nbytes, time_s = moved(way.operations), moved(way.nbytes), moved(way.time_s)
     posts, posted_s = read(f"{way.post_s}:count"), read(f"{way.post_s}:sum")
-    failed, hits, queries = read(way.failed), read(way.hits), read(way.queries)
+    failed, hits, queries, misses = (read(series) for series in (way.failed, way.hits, way.queries, way.misses))
+    if queries is None and hits is not None and misses is not None:
+        queries = hits + misses
     if all(value is None for value in (operations, nbytes, time_s, failed, queries)):
         return None
     mean_ms = 1000 * time_s / operations if time_s is not None and operations else None
@@ -127,6 +139,13 @@ def _entry(cell: Measured, server: str, role: str, way: Way) -> dict[str, Any] |
         "failed": failed,
         "failed_what": way.failed_what or None,
     }
+
+
+def _certain(cell: Measured, handoff: dict[str, Any]) -> dict[str, Any]:
+    """Without what is not certain in SGLang's own words, and why it is not."""
+    unsure = doubts(cell) if handoff["operations"] else {}
+    gone = [name for figure in unsure for name in UNSURE[figure]]
+    return {**handoff, **dict.fromkeys(gone), **({"unsure": unsure} if unsure else {})}
 
 
 def _after_post(mean_ms: float | None, post_ms: float | None, nbytes_each: float | None) -> dict[str, float | None]:

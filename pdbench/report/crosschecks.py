@@ -20,6 +20,7 @@ APART = 0.10  # of the larger: as for the validity code littles-law
 SIGMAS = 3.0  # of what the samples of the gauge missed
 AT_LEAST_MS = 10.0
 STAGES = (WAITING, LOADING, LOADED)
+MOVES = "prefill_transfer_kv_cache"
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +51,7 @@ class Check:
 
 def cross_checks(cell: Measured) -> list[Check]:
     """All that the pages of this cell allow."""
-    return [check for make in (_stages, _loads, _running, _prefill_queue, _slots) for check in make(cell)]
+    return [check for make in (_stages, _loads, _sends, _running, _prefill_queue, _slots) for check in make(cell)]
 
 
 def _gauge_ms(
@@ -92,6 +93,18 @@ def _loads(cell: Measured) -> Iterator[Check]:
     found = _gauge_ms(cell, "decode", "kv_fetch_stage", requests, xfer, stage=LOADING)
     if found is not None and found[0] < xfer:
         yield Check("decode's loads in progress against NIXL's transfer time", *_flat(found, xfer))
+
+
+def _sends(cell: Measured) -> Iterator[Check]:
+    """SGLang's prefill has a queue of the requests whose KV moves: they are in it as long as its stage says."""
+    requests, ms = (
+        cell.window.delta("prefill", "stage_s", "count", stage=MOVES),
+        cell.window.mean_ms("prefill", "stage_s", stage=MOVES),
+    )
+    if not requests or ms is None:
+        return
+    if (found := _gauge_ms(cell, "prefill", "prefill_stage", requests, ms, stage="transfer")) is not None:
+        yield Check("prefill's queue of transfers against their stage", *_flat(found, ms))
 
 
 def _running(cell: Measured) -> Iterator[Check]:

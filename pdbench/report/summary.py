@@ -37,6 +37,7 @@ from pdbench.report.demand import Slots, slots_of
 from pdbench.report.diagnosis import diagnose
 from pdbench.report.facts import facts
 from pdbench.report.grid import Peers
+from pdbench.report.handoffs import handoffs_of
 from pdbench.report.hidden import hidden
 from pdbench.report.imports.told import told_cells
 from pdbench.report.legs import add_proxy_costs, legs_ms, traffic_of
@@ -292,6 +293,7 @@ def servers(cell: Measured) -> dict[str, Any]:
         "servers": by_role,
         "server_means_ms": means,
         "nixl": _nixl(cell),
+        "handoffs": _handoffs(cell),
         "connectors": connectors(cell) or None,
     }
 
@@ -315,6 +317,21 @@ def _nixl(cell: Measured) -> dict[str, Any]:
         "gb_s": nbytes / time / 1e9 if nbytes is not None and time else None,
     }
     return found
+
+
+def _handoffs(cell: Measured) -> dict[str, Any] | None:
+    """The same figures for every engine that counts its handoffs."""
+    found, requests = handoffs_of(cell), cell.answers.count("ok")
+    if found is None:
+        return None
+    return {
+        "source": found.source,
+        "role": found.role,
+        "transfers": found.transfers,
+        "mb_per_request": found.nbytes / requests / 1e6 if found.nbytes is not None and requests else None,
+        "gb_s": found.gb_s,
+        "unsure": dict(found.unsure) or None,
+    }
 
 
 def _client_keys(cell: Measured) -> dict[str, Any]:

@@ -16,6 +16,7 @@ from pdbench.report import steady_state
 from pdbench.report.cell import COLOCATED, PUSH, Measured
 from pdbench.report.demand import slots_of
 from pdbench.report.grid import shapes
+from pdbench.report.handoffs import handoffs_of
 
 KEEPS_UP = 0.98  # achieved over asked rate
 BUSY_RUNNING = 0.9  # of the slots: a TPOT measured above is that of a full batch
@@ -120,8 +121,8 @@ def _decode_qps(cell: Measured) -> float | None:
 def _link_qps(cell: Measured) -> float | None:
     link = cell.deployment.get("link_gb_s")
     role = "prefill" if cell.mode == PUSH else "decode"
-    nbytes, handles = cell.window.delta(role, "nixl_nbytes", "sum"), cell.answers.count("ok")
-    if not link or not nbytes or not handles:
+    moved, requests = handoffs_of(cell, role), cell.answers.count("ok")
+    if not link or moved is None or not moved.nbytes or not requests:
         return None
-    qps = float(link) * 1e9 / (nbytes / handles)
+    qps = float(link) * 1e9 / (moved.nbytes / requests)
     return qps if math.isfinite(qps) else None

@@ -341,6 +341,7 @@ def test_odd_json_is_nothing_said(body: bytes) -> None:
     assert found.model == "m" and found.servers[0].facts is not None and found.servers[0].facts.version is None
 
 
+SIDES = ("prefill", "decode")
 SGLANG = b'sglang:num_running_reqs{model_name="m",tp_rank="0",dp_rank="0"} 0\n'
 
 
@@ -363,6 +364,25 @@ def test_sglang_tells_its_slots_and_where_the_two_sides_meet() -> None:
     assert prefill.facts is not None and prefill.facts.bootstrap_port == 9001 and prefill.facts.version == "0.5.23"
     assert decode.facts is not None and decode.facts.bootstrap_port is None
     assert "exchanged" in refused([("prefill", sglang("decode")), ("decode", sglang("prefill"))]).hint
+
+
+@pytest.mark.parametrize(
+    ("told", "ranks"),
+    [
+        ({"tp_size": 8}, 8),
+        ({"tp_size": 8, "dp_size": 8, "enable_dp_attention": True}, 1),
+        ({"tp_size": 8, "dp_size": 2, "enable_dp_attention": True, "attn_cp_size": 2}, 2),
+        ({"tp_size": 4, "dp_size": 2, "enable_dp_attention": False}, 4),
+        ({}, None),
+    ],
+)
+def test_sglang_tells_what_its_handoffs_go_by_and_over_how_many_ranks(told: dict[str, object], ranks: int) -> None:
+    found = look([(role, sglang(role, disaggregation_transfer_backend="mooncake", **told)) for role in SIDES])
+    assert [(one.facts.kv_ranks, one.facts.connector) for one in found.servers if one.facts] == [
+        (ranks, "mooncake")
+    ] * 2
+    alone = look([("colocated", sglang("null", disaggregation_transfer_backend="mooncake"))]).servers[0].facts
+    assert alone is not None and alone.connector is None, "the default of a server that hands nothing over"
 
 
 def test_the_page_of_trtllm_serve_is_where_it_has_it() -> None:

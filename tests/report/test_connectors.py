@@ -47,6 +47,11 @@ HF3FS = {
     f"vllm:hf3fs_load_duration_seconds_sum{{{LABELS}}}": (1.0, 2.0),
     f"vllm:hf3fs_num_failed_load_total{{{LABELS}}}": (0, 2),
 }
+HISPARSE = {
+    f"vllm:hisparse_cache_hits_total{{{LABELS}}}": (100, 1000),
+    f"vllm:hisparse_cache_misses_total{{{LABELS}}}": (0, 100),
+    f"vllm:hisparse_host_to_device_bytes_total{{{LABELS}}}": (0, 2e9),
+}
 LMCACHE = {
     'lmcache:num_requested_tokens_total{model_name="m",worker_id="0"}': (0, 4000),
     'lmcache:num_hit_tokens_total{model_name="m",worker_id="0"}': (0, 3000),
@@ -55,15 +60,19 @@ LMCACHE = {
 }
 
 
-def summary(path: Path, samples: dict[str, tuple[float, float]], mode: str, role: str) -> dict[str, Any]:
+Samples = dict[str, tuple[float, float]] | dict[str, tuple[float | None, float]]
+
+
+def summary(path: Path, samples: Samples, mode: str, role: str) -> dict[str, Any]:
     def shown(t: float, of: str, rows: list[list[Any]]) -> list[list[Any]]:
-        page = "".join(f"{sample} {after if t > 0 else before}\n" for sample, (before, after) in samples.items())
+        now = {sample: after if t > 0 else before for sample, (before, after) in samples.items()}
+        page = "".join(f"{sample} {value}\n" for sample, value in now.items() if value is not None)
         return rows + [list(row) for row in read_page("vllm", page.encode()).rows] if of == role else rows
 
     return summarise(make_run(path, [[World(mode=mode, tamper=shown)]]))
 
 
-def moved(path: Path, samples: dict[str, tuple[float, float]], mode: str = "colocated") -> dict[str, dict[str, Any]]:
+def moved(path: Path, samples: Samples, mode: str = "colocated") -> dict[str, dict[str, Any]]:
     role = "colocated" if mode == "colocated" else "prefill"
     (cell,) = summary(path, samples, mode, role)["cells"]
     return {f"{one['server']} {one['connector']} {one['direction']}": one for one in cell.get("connectors", [])}
@@ -96,6 +105,25 @@ def test_hf3fs_and_lmcache_have_times_and_no_bytes(tmp_path: Path) -> None:
     assert [*found] == ["colocated-0 LMCache load"]
     assert found["colocated-0 LMCache load"]["mean_ms"] == pytest.approx(50)
     assert found["colocated-0 LMCache load"]["hit_share"] == 0.75
+
+
+def test_hisparse_says_bytes_and_how_often_it_had_them(tmp_path: Path) -> None:
+    found = moved(tmp_path / "run", HISPARSE)
+    assert [*found] == ["colocated-0 HiSparse load"]
+    load = found["colocated-0 HiSparse load"]
+    assert (load["nbytes"], load["hit_share"], load["hits_of"]) == (2e9, 0.9, "rows") and "gb_s" not in load
+
+
+def test_an_offload_by_its_older_series(tmp_path: Path) -> None:
+    """Before the direction was in the name; pages that show both have today's names from the first load on only."""
+    old = {
+        f'vllm:kv_offload_{name}{{{LABELS},transfer_type="CPU_to_GPU"}}': values
+        for name, values in (("total_bytes_total", (0, 12e9)), ("total_time_total", (0, 0.5)), ("size_count", (0, 40)))
+    }
+    found = moved(tmp_path / "old", old)["colocated-0 offload load"]
+    assert (found["operations"], found["nbytes"], found["gb_s"]) == (40, 12e9, 24.0)
+    born = {sample: (None, after - before) for sample, (before, after) in OFFLOAD.items() if "_load_" in sample}
+    assert moved(tmp_path / "both", {**old, **born})["colocated-0 offload load"] == found
 
 
 def test_an_offload_beside_nixl_is_no_handoff(tmp_path: Path) -> None:

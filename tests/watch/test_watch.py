@@ -16,17 +16,19 @@ import sys
 import time
 import urllib.request
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import aiohttp
 import pytest
 import yaml
+from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 from rich.console import Console
 
 from pdbench.cli import main
-from pdbench.deployment import Deployment, build
+from pdbench.deployment import Deployment, ServerFacts, build
 from pdbench.errors import Unreachable
 from pdbench.probe.discover import discover
 from pdbench.probe.pages import session
@@ -392,6 +394,69 @@ def test_sglang_shows_its_stages() -> None:
         now = view.step(t_s).now
     expected = {"prefill_queue": 20.0, "prefill": 60.0, "transfer": 11.0, "slot_wait": 3 * 10 / 10 * 1000}
     assert now.parts_ms == pytest.approx(expected) and now.transfers_per_s == 1.0
+
+
+@pytest.mark.parametrize(("ranks", "certain"), [(2, True), (1, False)])
+def test_sglangs_bytes_are_of_all_its_ranks(ranks: int, certain: bool) -> None:
+    """Four requests in ten seconds, of which each of two ranks sent 8 MiB; with one rank on decode nobody knows."""
+
+    def page(done: int) -> bytes:
+        return b"".join(
+            b'sglang:kv_transfer_total_mb_%s{tp_rank="%d",pp_rank="0"} %d\n' % (kind, rank, done * each)
+            for rank in range(2)
+            for kind, each in ((b"sum", 8), (b"count", 1))
+        )
+
+    built = build("t", [("prefill", "http://p:1"), ("decode", "http://d:1")], engine="sglang", mode="push")
+    facts = {"prefill": ServerFacts(kv_ranks=2, version="0.5.23"), "decode": ServerFacts(kv_ranks=ranks)}
+    view = Watch(replace(built, servers=tuple(replace(one, facts=facts[one.role]) for one in built.servers)), 1.0)
+    for t_s, done in ((0.0, 3), (10.0, 7)):
+        view.servers[0].take(t_s, read_page("sglang", page(done)).rows)
+        now = view.step(t_s).now
+    assert now.transfer_nbytes_per_s == (4 * 2 * 8 * 2**20 / 10 if certain else None)
+
+
+def test_what_stores_move_is_exported_as_prometheus_reads_it() -> None:
+    """The page that is served, through prometheus_client's own parser: names, labels, units, nothing twice."""
+    view = Watch(build("t", [("colocated", "http://s:1")]), 1.0)
+    each = {
+        "vllm:kv_offload_load_bytes_total": 2e9, "vllm:kv_offload_load_size_count": 40,
+        'vllm:mooncake_store_operation_time_seconds_count{operation="save_put",status="ok"}': 20,
+        'vllm:mooncake_store_operation_bytes_total{operation="save_put",status="ok"}': 5e8,
+        "vllm:hf3fs_load_duration_seconds_count": 10, "lmcache:time_to_store_count": 30,
+        "vllm:hisparse_host_to_device_bytes_total": 1e8,
+    }  # fmt: skip
+    exporter = Exporter()
+    for t_s, times in ((0.0, 1), (10.0, 2)):
+        page = "".join(f"{name} {times * value}\n" for name, value in each.items())
+        view.servers[0].take(t_s, read_page("vllm", page.encode()).rows)
+        exporter.frame = view.step(t_s)
+    registry = CollectorRegistry()
+    registry.register(exporter)
+    text = generate_latest(registry).decode()
+    families = {family.name: family for family in text_string_to_metric_families(text)}
+    assert len(families) == text.count("# TYPE ")
+
+    def shown(name: str) -> dict[str, float]:
+        samples = families[name].samples
+        found = {f"{one.labels['connector']} {one.labels['direction']}": one.value for one in samples}
+        assert families[name].type == "gauge" and len(found) == len(samples)
+        assert all({*one.labels} == {"target", "connector", "direction"} for one in samples)
+        return found
+
+    assert shown("pdbench_store_bytes_per_second") == {
+        "offload load": 2e8, "Mooncake store save": 5e7, "HiSparse load": 1e7,
+    }  # fmt: skip
+    assert shown("pdbench_store_operations_per_second") == {
+        "offload load": 4, "Mooncake store save": 2, "HF3FS load": 1, "LMCache save": 3,
+    }  # fmt: skip
+    assert "no handoff: HiSparse load 10.0 MB/s" in shown_lines(exporter.frame)
+
+
+def shown_lines(frame: Frame) -> list[str]:
+    console = Console(width=80, file=io.StringIO())
+    console.print(picture(frame, "name", paused=False, height=24, keys=False))
+    return [line.rstrip() for line in console.file.getvalue().splitlines()]  # type: ignore[attr-defined]
 
 
 def test_what_is_exported_is_what_is_shown(pull: Running) -> None:

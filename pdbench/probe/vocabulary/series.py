@@ -20,6 +20,8 @@ class Series:
     add: tuple[tuple[str, str], ...] = ()  # labels that the engine expresses by the family's name
     scale: float = 1.0  # the engine's unit in units of the canonical name (1e-3 for ms stored as _s)
     edge_only: bool = False  # stored only at a cell's edges: it cannot change while the cell runs
+    shares: bool = False  # of each rank (`copy_labels`) its own part, to be added, where others repeat a figure
+    before: str = ""  # the name that has taken this one's place on newer pages; of both only that one is kept
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,5 +49,5 @@ def counter(canonical: str, *names: str) -> Series:
     return Series(canonical, "counter", names)
 
 
-def histogram(canonical: str, *names: str, where: Labels = (), scale: float = 1.0) -> Series:
-    return Series(canonical, "histogram", names, where, scale=scale)
+def histogram(canonical: str, *names: str, where: Labels = (), scale: float = 1.0, shares: bool = False) -> Series:
+    return Series(canonical, "histogram", names, where, scale=scale, shares=shares)

@@ -40,6 +40,8 @@ SGLANG = Vocabulary(
         histogram("e2e_s", "sglang:e2e_request_latency_seconds"),
         histogram("queue_s", "sglang:queue_time_seconds"),
         histogram("stage_s", "sglang:per_stage_req_latency_seconds"),
-        histogram("kv_transfer_s", "sglang:kv_transfer_latency_ms", scale=1e-3),
+        # Of prefill, once a request on every tensor- and pipeline-parallel rank, each of its own share (in MiB).
+        histogram("kv_transfer_s", "sglang:kv_transfer_latency_ms", scale=1e-3, shares=True),
+        histogram("kv_transfer_nbytes", "sglang:kv_transfer_total_mb", scale=2.0**20, shares=True),
     ),
 )

@@ -8,6 +8,26 @@ from __future__ import annotations
 
 from pdbench.probe.vocabulary.series import Series, Vocabulary, counter, gauge, histogram
 
+# Where OffloadingConnector's older series say that KV went, for a load and for a save; the second is llm-d's backend.
+_WAYS = {"load": ("CPU_to_GPU", "SHARED_STORAGE_to_GPU"), "store": ("GPU_to_CPU", "GPU_to_SHARED_STORAGE")}
+
+
+def _older(canonical: str, kind: str, name: str, now: str) -> tuple[Series, ...]:
+    """A series whose direction was a label: bytes and seconds as today, of the load and of the save."""
+    return tuple(
+        Series(
+            canonical.format(way),
+            kind,
+            (f"vllm:kv_offload_{name}",),
+            where=(("transfer_type", way_said),),
+            add=(("medium", "shared storage"),) if "SHARED" in way_said else (),
+            before=f"vllm:kv_offload_{now.format(way)}",
+        )
+        for way, said in _WAYS.items()
+        for way_said in said
+    )
+
+
 VLLM = Vocabulary(
     name="vllm",
     marks=("vllm:", "vllm_", "ray_vllm"),
@@ -46,13 +66,17 @@ VLLM = Vocabulary(
         counter("nixl_failed_notifications", "vllm:nixl_num_failed_notifications"),
         counter("nixl_kv_expired", "vllm:nixl_num_kv_expired_reqs"),
         counter("nixl_used_after_expiry", "vllm:nixl_num_notifications_after_expiry"),
-        # Other connectors that show something of their own; MoRI-IO, FlexKV and Mooncake P/D have log lines at most.
+        # Other connectors that show something of their own; MoRI-IO and Mooncake P/D have log lines at most, FlexKV a
+        # page of its own.
         counter("offload_load_nbytes", "vllm:kv_offload_load_bytes"),  # also of SimpleCPUOffloadConnector
         counter("offload_load_s", "vllm:kv_offload_load_time"),
         histogram("offload_load_each_nbytes", "vllm:kv_offload_load_size"),
         counter("offload_store_nbytes", "vllm:kv_offload_store_bytes"),
         counter("offload_store_s", "vllm:kv_offload_store_time"),
         histogram("offload_store_each_nbytes", "vllm:kv_offload_store_size"),
+        *_older("offload_{}_nbytes", "counter", "total_bytes", "{}_bytes"),
+        *_older("offload_{}_s", "counter", "total_time", "{}_time"),
+        *_older("offload_{}_each_nbytes", "histogram", "size", "{}_size"),
         counter("offload_no_room", "vllm:kv_offload_allocation_failure"),
         counter("offload_tier_queries", "vllm:kv_offload_tiering_chunk_queries"),
         counter("offload_tier_hits", "vllm:kv_offload_tiering_chunk_hits"),
@@ -73,6 +97,9 @@ VLLM = Vocabulary(
         histogram("hf3fs_save_s", "vllm:hf3fs_save_duration_seconds"),
         counter("hf3fs_failed_loads", "vllm:hf3fs_num_failed_load"),
         counter("hf3fs_failed_saves", "vllm:hf3fs_num_failed_save"),
+        counter("hisparse_hits", "vllm:hisparse_cache_hits"),  # of rows wanted in its buffers on the GPU
+        counter("hisparse_misses", "vllm:hisparse_cache_misses"),
+        counter("hisparse_load_nbytes", "vllm:hisparse_host_to_device_bytes"),
         Series("params_n", "histogram", ("vllm:request_params_n",), edge_only=True),
     ),
 )

@@ -79,7 +79,24 @@ class Exporter:
         yield _flags(
             "pdbench_cause", "1 for the cause that dominates TTFT.", "cause", target, CAUSE_CODES, {frame.now.cause}
         )
+        yield from _stores(frame)
         yield from _servers(frame)
+
+
+def _stores(frame: Frame) -> Iterator[Metric]:
+    """What an offload or a store loads and saves, beside the handoffs: by connector and direction."""
+    for unit, text in (("operations", "Operations"), ("bytes", "KV bytes moved")):
+        family = GaugeMetricFamily(
+            f"pdbench_store_{unit}_per_second",
+            f"{text} of connectors that hand nothing over, last ten seconds.",
+            labels=["target", "connector", "direction"],
+        )
+        for way, moved in frame.now.stores.items():
+            connector, _, direction = way.rpartition(" ")
+            value = moved.get("nbytes_per_s" if unit == "bytes" else "operations_per_s")
+            if value is not None:
+                family.add_metric([frame.deployment.target, connector, direction], value)
+        yield family
 
 
 def _flags(

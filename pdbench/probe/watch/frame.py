@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from pdbench.counted import bytes_unsure
 from pdbench.deployment import Deployment
 from pdbench.probe.watch.reading import Reading, read
 from pdbench.probe.watch.totals import Watched, by_role
@@ -67,6 +68,7 @@ class Watch:
         ]
         self._history = History(LONG_S)
         self._now_s = max(NOW_S, 2 * interval_s)
+        self._certain = bytes_unsure(deployment) is None
 
     @property
     def strangers(self) -> bool:
@@ -76,7 +78,7 @@ class Watch:
 
     def learn(self, deployment: Deployment) -> None:
         """What the servers say of themselves by now."""
-        self.deployment = deployment
+        self.deployment, self._certain = deployment, bytes_unsure(deployment) is None
         slots = {server.name: server.slots for server in deployment.servers}
         for server in self.servers:
             server.slots = slots.get(server.name, server.slots)
@@ -85,5 +87,8 @@ class Watch:
         """After a look at time `t_s`."""
         self._history.add(t_s, by_role(self.servers))
         said = self.deployment.mode if self.deployment.mode in ("push", "pull") else None
-        now = read(self._history.window(self._now_s), self.servers, said)
-        return Frame(self.deployment, self.servers, now, read(self._history.window(LONG_S), self.servers, said))
+        now, long = (
+            read(self._history.window(length_s), self.servers, said, certain=self._certain)
+            for length_s in (self._now_s, LONG_S)
+        )
+        return Frame(self.deployment, self.servers, now, long)

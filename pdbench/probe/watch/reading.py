@@ -20,6 +20,7 @@ RECOMPUTED_TOKENS = 2.0  # per request: the step that computes the last token of
 KV_FULL = 0.95
 # The same time in the words of vLLM, SGLang and TensorRT-LLM.
 MOVES = ("nixl_xfer_s", "stage_s.prefill_transfer_kv_cache", "kv_transfer_s")
+BYTES = ("nixl_nbytes:sum", "kv_transfer_nbytes:sum")
 COMPUTES = ("prefill_s", "stage_s.prefill_forward")
 # What moves KV to and from host memory or a store: no handoffs, so apart from them. Operations, bytes.
 STORES = {
@@ -31,6 +32,7 @@ STORES = {
     "HF3FS save": ("hf3fs_save_s:count", ""),
     "LMCache load": ("lmcache_retrieve_s:count", ""),
     "LMCache save": ("lmcache_store_s:count", ""),
+    "HiSparse load": ("", "hisparse_load_nbytes:counter"),
 }
 CAUSES = {
     "slot_wait": "decode-slots",
@@ -98,8 +100,8 @@ def mode_of(window: Window, said: str | None) -> str | None:
     return next((mode for role, mode in sides.items() if window.delta(role, "nixl_xfer_s:count")), None)
 
 
-def read(window: Window, servers: Sequence[Watched], mode: str | None) -> Reading:
-    """The reading of a window over these servers."""
+def read(window: Window, servers: Sequence[Watched], mode: str | None, *, certain: bool = True) -> Reading:
+    """The reading of a window over these servers. `certain`: whether SGLang's bytes are known to be what moved."""
     mode = mode_of(window, mode)
     maker = "colocated" if any(server.role == "colocated" for server in servers) else "decode"
     mover = "prefill" if mode == "push" else "decode"
@@ -116,8 +118,8 @@ def read(window: Window, servers: Sequence[Watched], mode: str | None) -> Readin
         requests_per_s=done,
         prompt_tokens_per_s=window.per_s("prefill" if maker == "decode" else maker, "prompt_tokens:counter"),
         output_tokens_per_s=tokens,
-        transfers_per_s=next((n for name in MOVES if (n := window.per_s(mover, f"{name}:count")) is not None), None),
-        transfer_nbytes_per_s=window.per_s(mover, "nixl_nbytes:sum"),
+        transfers_per_s=_rate(window, mover, [f"{name}:count" for name in MOVES]),
+        transfer_nbytes_per_s=_rate(window, mover, BYTES if certain else BYTES[:1]),
         handoff_ms=sum(handoff) if handoff else None,
         tpot_ms=tpot_ms,
         parts_ms=parts,
@@ -170,6 +172,11 @@ def _disaggregated(window: Window, mode: str | None, mover: str) -> dict[str, fl
         if queue is not None and xfer is not None and mode == "pull":
             found["poll"] = _poll_ms(window, queue - 1000 * area / requests, xfer, requests)
     return {name: value for name in PARTS if (value := found.get(name)) is not None}
+
+
+def _rate(window: Window, role: str, names: Sequence[str]) -> float | None:
+    """Of the first of these that the role's pages show."""
+    return next((rate for name in names if (rate := window.per_s(role, name)) is not None), None)
 
 
 def _first(window: Window, role: str, histograms: Sequence[str]) -> float | None:

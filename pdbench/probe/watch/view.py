@@ -113,8 +113,9 @@ def _stores(now: Reading) -> list[Text]:
     lines = []
     for way, moved in now.stores.items():
         operations, nbytes = moved.get("operations_per_s"), moved.get("nbytes_per_s")
-        size = "" if nbytes is None else f", {_figure(nbytes / 1e6)} MB/s"
-        lines.append(Text(f"no handoff: {way} {_figure(operations)}/s{size}", no_wrap=True, overflow="ellipsis"))
+        shown = [] if operations is None else [f"{_figure(operations)}/s"]
+        shown += [] if nbytes is None else [f"{_figure(nbytes / 1e6)} MB/s"]
+        lines.append(Text(f"no handoff: {way} {', '.join(shown)}", no_wrap=True, overflow="ellipsis"))
     return lines
 
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
-from pdbench.littles_law.kv import effective_gb_s
 from pdbench.report.causes.case import NOTICED_TURNS, Case, Cause, Taken
 from pdbench.report.causes.loop import LOOP_SHARE, held, lost_turns
 from pdbench.report.causes.posting import EXPLAINS, posted_share, posting, posts_on_loop, wait_to_post
+from pdbench.report.handoffs import handoffs_of
 from pdbench.report.split import Split
 
 COPIED_IN_POST = 0.9  # of the transfer time spent in its post
@@ -36,17 +36,15 @@ def transfer_bandwidth(case: Case) -> Iterator[tuple[Cause, Taken | None]]:
         taken = case.taken("transfer", lambda split: split.get("transfer") + (posted(split) or 0.0))
         if taken is None or not taken.is_work() or not copied_in_post(case):
             return
-    nbytes, time = (
-        cell.window.delta(case.mover, "nixl_nbytes", "sum"),
-        cell.window.delta(case.mover, "nixl_xfer_s", "sum"),
-    )
-    handles = cell.window.delta(case.mover, "nixl_nbytes", "count")
-    speed = effective_gb_s(nbytes, time) if nbytes is not None and time is not None else None
+    moved = handoffs_of(cell, case.mover)
+    nbytes, speed = (moved.nbytes, moved.gb_s) if moved is not None else (None, None)
     numbers = [f"moving the KV takes {case.of_ttft(taken.ms)}"]
     if inside:
         numbers = [_in_post(case, taken)]
-    if speed is not None and nbytes is not None and handles:
-        numbers.append(f"{nbytes / handles / 1e6:,.1f} MB a handle at {speed:.3g} GB/s")
+    if moved is not None and speed is not None and nbytes is not None:
+        numbers.append(f"{nbytes / moved.transfers / 1e6:,.1f} MB a handle at {speed:.3g} GB/s")
+    if moved is not None:
+        numbers += [f"{figure} not known: {why}" for figure, why in moved.unsure.items()]
     loading = cell.window.send_max("decode", "kv_fetch_stage", stage="in_progress")
     if case.pull and loading is not None and loading > 1:
         numbers.append(f"up to {loading:.0f} at once")
