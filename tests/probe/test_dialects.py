@@ -1,4 +1,4 @@
-"""Names that an engine's series go by: TensorRT-LLM's alone and behind Dynamo, vLLM's under Ray and older, LMCache's."""
+"""Names that an engine's series go by: TensorRT-LLM's alone and behind Dynamo, vLLM's under Ray, older, LMCache's."""
 
 from __future__ import annotations
 

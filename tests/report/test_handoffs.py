@@ -21,7 +21,7 @@ SPENT_S = 0.020
 
 
 def page(role: str, ended: float, moving: float) -> bytes:
-    """As SGLang 0.5.23 writes it: each request's transfer on each rank; failures and stages are repeated by the ranks."""
+    """As SGLang 0.5.23 writes it: each request's transfer on each rank; failures and stages are repeated by them."""
     share = NBYTES / TP / PP  # its heads, of its layers
     lines = [f'sglang:queue_time_seconds_count{{engine_type="{role}",tp_rank="0"}} {ended}']
     for rank in ((tp, pp) for tp in range(TP) for pp in range(PP) if role == "prefill"):
