@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from pdbench.littles_law.batch import Closed, Tpot, batch_waits, closed_loop, running_without_limit
+from pdbench.littles_law.batch import Batch, Closed, Tpot, batch_waits, closed_loop, running_without_limit
 from pdbench.littles_law.slots import mean_wait_s
 from pdbench.report.causes.case import NOTICED_MS, NOTICED_TURNS
 from pdbench.report.causes.case import WAIT_SHARE as NAMED_SHARE
@@ -74,7 +74,7 @@ def acceptable_s(cell: Measured, wait_ms: float | None) -> float:
 
 def raised(cell: Measured, slots: Slots, total: int) -> str:
     """The flag, which is of each server, where `total` slots are needed on all of them together."""
-    servers = max(1, cell.servers(cell.decoder))
+    servers = _servers(cell)
     if servers == 1:
         return f"--max-num-seqs on {slots.where} to {total}"
     return f"--max-num-seqs to {math.ceil(total / servers)} on each of the {servers} {cell.decoder} servers"
@@ -89,7 +89,7 @@ def _growing(cell: Measured, slots: Slots) -> Tpot | None:
     tpot_ms = 1000 * slots.demand / cell.offered / tokens
     if turns is None or not turns.slope_ms or turns.quiet_ms < HEADROOM * turns.mean_ms:
         return Tpot(tpot_ms)
-    slope_ms = turns.slope_ms / max(1, cell.servers(cell.decoder))
+    slope_ms = turns.slope_ms / _servers(cell)
     return Tpot.measured(tpot_ms, min(slope_ms, tpot_ms / turns.streams), turns.streams)
 
 
@@ -104,7 +104,7 @@ def _in_closed_loop(cell: Measured, slots: Slots, wait_ms: float, limit_s: float
         found = closed_cell(cell, slots, wait_ms, count, sending)
         return found is not None and found.wait_s > limit_s
 
-    servers = max(1, cell.servers(cell.decoder))
+    servers = _servers(cell)
     larger = range(available + servers, streams, servers)
     enough = next((c for c in larger if not waits(c, streams)), max(streams, available + servers))
     text = f"Raise {raised(cell, slots, enough)} for {streams} streams in closed loop"
@@ -144,8 +144,8 @@ def slots_beside(cell: Measured, slots: Slots, loop: HeldLoop, limit_s: float) -
     # How TPOT grows with the batch is little known where the slots were full all the time.
     if loop.share >= 1 or fits is None or running is None:
         return None
-    batch = batch_waits(rate, tokens, loop.tpot, fits)
-    slower = loop.tpot.at(min(fits, batch.running if batch is not None else fits))
+    batch = _batch(cell, loop.tpot, rate, fits)
+    slower = loop.tpot.at(min(fits, batch.running * _servers(cell) if batch is not None else fits))
     where = raised(cell, slots, fits)
     return f"raise {where}, and the wait for a slot ends, at a TPOT of about {slower:,.1f} ms"
 
@@ -194,9 +194,20 @@ def _slots_or_rate(cell: Measured, slots: Slots, tpot: Tpot, limit_s: float, mem
 
 def _acceptable(cell: Measured, tpot: Tpot, qps: float, count: int, limit_s: float) -> bool:
     """Whether the wait for one of `count` slots is acceptable where TPOT grows with the batch."""
-    tokens = cell.answers.mean(cell.answers.output_tokens) or 1.0
-    batch = batch_waits(qps, tokens, tpot, count)
+    batch = _batch(cell, tpot, qps, count)
     return batch is not None and batch.waits.mean_s * _variability(cell) <= limit_s
+
+
+def _batch(cell: Measured, tpot: Tpot, qps: float, count: int) -> Batch | None:
+    """What one server comes to with its part of `count` slots and of the rate: several servers are no common pool, but
+    where the router always knows the emptiest."""
+    tokens, servers = cell.answers.mean(cell.answers.output_tokens) or 1.0, _servers(cell)
+    own = Tpot(tpot.alone_ms, tpot.slope_ms * servers)
+    return batch_waits(qps / servers, tokens, own, math.ceil(count / servers))
+
+
+def _servers(cell: Measured) -> int:
+    return max(1, cell.servers(cell.decoder))
 
 
 def _highest(cell: Measured, tpot: Tpot, available: int, limit_s: float) -> float:
@@ -206,8 +217,9 @@ def _highest(cell: Measured, tpot: Tpot, available: int, limit_s: float) -> floa
 
 
 def expected_wait_s(cell: Measured, demand: float, slots: int, held_s: float) -> float | None:
-    """The mean wait of a steady state at this demand; `None` where there is none."""
-    wait = mean_wait_s(demand, slots, held_s)
+    """The mean wait of a steady state at this demand of all servers together; `None` where there is none."""
+    servers = _servers(cell)
+    wait = mean_wait_s(demand / servers, math.ceil(slots / servers), held_s)
     return None if wait is None else wait * _variability(cell)
 
 

@@ -57,14 +57,31 @@ def test_prefill_instances_for_a_closed_loop_are_for_the_rate_that_it_then_makes
     assert then["request_throughput"] == pytest.approx(promised, rel=0.15)
 
 
-def test_slots_are_said_of_each_server(tmp_path: Path) -> None:
-    load: dict[str, Any] = {"rates": [6], "output_len": 140, "duration_s": 25.0}
-    cell = measured(tmp_path / "short", load, decodes=2, max_num_seqs=4)
-    each = int(
-        number(r"--max-num-seqs to (\d+) on each of the 2 decode servers", by_name(cell)["decode-slots"]["advice"])
-    )
-    assert 4 < each < 12
-    assert by_name(measured(tmp_path / "enough", load, decodes=2, max_num_seqs=each)) == {}
+@pytest.mark.parametrize(("servers", "rate", "output", "slots"), [(2, 6, 140, 4), (3, 3, 400, 1)])
+def test_slots_are_said_of_each_server(tmp_path: Path, servers: int, rate: float, output: int, slots: int) -> None:
+    """Round robin makes no common pool of three servers' slots: what would be enough of that is not."""
+    load: dict[str, Any] = {"rates": [rate], "output_len": output, "duration_s": 9 * output / 50}
+    sites = {"decodes": servers, "prefills": servers}
+    advice = by_name(measured(tmp_path / "short", load, max_num_seqs=slots, **sites))["decode-slots"]["advice"]
+    each = int(number(rf"--max-num-seqs to (\d+) on each of the {servers} decode servers", advice))
+    assert slots < each < 12
+    assert by_name(measured(tmp_path / "enough", load, max_num_seqs=each, **sites)) == {}
+
+
+@pytest.mark.parametrize(("slots", "next_queue"), [(5, True), (32, False)])
+def test_who_mends_prefill_alone_is_told_of_the_next_queue(tmp_path: Path, slots: int, next_queue: bool) -> None:
+    """Prefill lets 4 of 8 req/s through, which hold 2.3 slots; 8 hold 4.6. With a second and third prefill they do."""
+    load: dict[str, Any] = {"rates": [8], "output_len": 80, "duration_s": 20.0}
+    sites = {"prefill_ms_per_token": 0.13, "max_num_seqs": slots}
+    now = by_name(measured(tmp_path / "now", load, **sites))
+    assert list(now)[0] == "prefill-queue" and ("decode-slots" in now) == next_queue
+    then = by_name(measured(tmp_path / "then", load, prefills=4, **sites))
+    assert ("decode-slots" in then) == next_queue
+    if next_queue:
+        assert now["decode-slots"]["share"] == 0 and "takes nothing of TTFT yet" in now["decode-slots"]["evidence"]
+        each = int(number(r"--max-num-seqs on decode to (\d+)", now["decode-slots"]["advice"]))
+        mended = measured(tmp_path / "mended", load, prefills=4, **sites | {"max_num_seqs": each})
+        assert "decode-slots" not in by_name(mended)
 
 
 def test_slots_beside_a_loop_that_stays_held_are_said_with_their_number(tmp_path: Path) -> None:

@@ -4,20 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from pdbench.report.advice import closed_cell, slot_advice
-from pdbench.report.causes.case import Case, Cause, Part, Taken
+from pdbench.report.advice import closed_cell, expected_wait_s, slot_advice
+from pdbench.report.causes.case import BUSY, WAIT_SHARE, Case, Cause, Part, Taken
 from pdbench.report.causes.idle_slots import waits_for_a_look, waits_for_a_slot
 from pdbench.report.causes.loop import beside_prompts, held_loop, only_for_stalls, stall_text
 from pdbench.report.causes.posting import turn_met_ms, wait_to_post
+from pdbench.report.causes.prefill import PREFILL_QUEUE
 from pdbench.report.slow_server import slow_server
 from pdbench.report.split import Split
 from pdbench.report.stages import prompt_share
+
+NEXT_WAIT = WAIT_SHARE / (1 - WAIT_SHARE)  # of the rest of TTFT: then it is a quarter of both
 
 
 def decode_slots(case: Case) -> Iterator[tuple[Cause, Taken | None]]:
     """Running at the limit, requests waiting for a slot, and a wait that matters or a demand beyond the slots."""
     cell, slots = case.cell, case.slots
     if not slots.reached:
+        yield from slots_are_next(case)
         return
     taken, closed = case.taken("slots", waits_for_a_slot(case)), cell.streams is not None
     beyond = slots.overload() and not (closed and taken is not None)  # closed, the rate is what the slots let through
@@ -55,6 +59,32 @@ def decode_slots(case: Case) -> Iterator[tuple[Cause, Taken | None]]:
         numbers.append(slow.text())
         advice, confirm = slow.advice(), slow.confirm()
     yield case.named("decode-slots", taken, numbers, advice, confirm)
+
+
+def slots_are_next(case: Case) -> Iterator[tuple[Cause, Taken | None]]:
+    """Prefill's queue keeps so many requests from decode that nobody waits there yet, but at the rate that is asked the
+    wait for a slot would be a cause: who mends prefill alone meets the next queue."""
+    cell, slots = case.cell, case.slots
+    queue = case.removed.get(PREFILL_QUEUE)
+    if queue is None or case.colocated or cell.streams is not None or not slots.demand or not slots.available:
+        return
+    held_s = slots.demand / cell.offered if cell.offered else 0.0
+    wait_s = expected_wait_s(cell, slots.demand, slots.available, held_s)
+    queue_ms = queue(case.split) or 0.0
+    rest_s = (case.mean_ttft_ms - queue_ms) / 1000
+    if wait_s is not None and (slots.demand < BUSY * slots.available or wait_s < NEXT_WAIT * rest_s):
+        return
+    grows = "a wait that grows without end" if wait_s is None else f"a mean wait of about {1000 * wait_s:,.0f} ms"
+    numbers = [
+        "takes nothing of TTFT yet: prefill lets"
+        f" {cell.achieved or 0.0:.2g} of {cell.offered or 0.0:.2g} req/s through",
+        f"the rate that is asked needs {slots.wanted_text()} ({slots.source}), with {grows}",
+    ]
+    advice = f"Once prefill keeps up: {slot_advice(cell, slots, queue_ms, held_loop(case))}"
+    yield (
+        Cause("decode-slots", 0.0, "; ".join(numbers) + ".", advice, "With prefill mended alone, requests wait there."),
+        None,
+    )
 
 
 def decode_kv_pool(case: Case) -> Iterator[tuple[Cause, Taken | None]]:

@@ -13,6 +13,7 @@ from pdbench.report.prefix import PREFIX_WARN_SHARE, prefix_hits
 from pdbench.report.split import Split
 from pdbench.report.stages import prompt_share
 
+PREFILL_QUEUE = "prefill queue"  # the time that it takes, as `Case.removed` has it
 PLANNED = 0.6  # of an instance's time to plan for: a little below
 PINNED_SHARE = 0.5  # of the prefill servers' samples with requests waiting in which their KV pool was full
 
@@ -29,7 +30,7 @@ def prefill_queue(case: Case) -> Iterator[tuple[Cause, Taken | None]]:
     loop come to it together because posts on decode's loop let them go together, however long they then wait.
     """
     cell, spent = case.cell, case.split.parts.get("prefill")
-    taken = case.taken("prefill queue", lambda split: split.for_prefill)
+    taken = case.taken(PREFILL_QUEUE, lambda split: split.for_prefill)
     if taken is None or not taken.is_wait():
         return
     together = cell.streams is not None and posts_on_loop(case) and holds_others(case)
