@@ -74,7 +74,7 @@ def test_who_mends_prefill_alone_is_told_of_the_next_queue(tmp_path: Path, slots
     load: dict[str, Any] = {"rates": [8], "output_len": 80, "duration_s": 20.0}
     sites = {"prefill_ms_per_token": 0.13, "max_num_seqs": slots}
     now = by_name(measured(tmp_path / "now", load, **sites))
-    assert list(now)[0] == "prefill-queue" and ("decode-slots" in now) == next_queue
+    assert next(iter(now)) == "prefill-queue" and ("decode-slots" in now) == next_queue
     then = by_name(measured(tmp_path / "then", load, prefills=4, **sites))
     assert ("decode-slots" in then) == next_queue
     if next_queue:
