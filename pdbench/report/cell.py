@@ -10,7 +10,7 @@ from typing import Any
 from pdbench.report.answers import Answers, Load, pooled
 from pdbench.report.steady_state import Steadiness, judge
 from pdbench.report.turns import Turns, turns_of
-from pdbench.report.window import Segment, Window
+from pdbench.report.window import LOG_SUFFIX, Segment, Window
 
 PULL, PUSH, COLOCATED = "pull", "push", "colocated"
 
@@ -83,6 +83,13 @@ class Measured:
     def servers(self, role: str) -> int:
         """How many servers of a role the deployment has."""
         return sum(server.get("role") == role for server in self.deployment.get("servers", []))
+
+    @cached_property
+    def unread(self) -> tuple[str, ...]:
+        """Roles of the engines, given or not, of which no metrics page was read: what they take of TTFT is unknown."""
+        wanted = (COLOCATED,) if self.mode == COLOCATED else ("prefill", "decode")
+        read = {page.role for _, page in self.window.pages() if not page.server.endswith(LOG_SUFFIX)}
+        return tuple(role for role in wanted if role not in read)
 
     @property
     def mode(self) -> str | None:

@@ -9,9 +9,9 @@ cause is said in `causes/case.py`; where the series that would decide were not s
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
-from pdbench.report.causes import decode, handoff, loop, outside, prefill, unknown
+from pdbench.report.causes import decode, handoff, loop, outside, prefill, unknown, unread
 from pdbench.report.causes.case import Case, Cause, Taken
 from pdbench.report.causes.failures import FAILURES, gone, server_down
 from pdbench.report.cell import Measured
@@ -36,6 +36,11 @@ CAUSES: tuple[Judge, ...] = (
     outside.client,
 )
 
+LAST: tuple[Callable[[Case, Mapping[str, Cause]], Iterator[tuple[Cause, Taken | None]]], ...] = (
+    unread.unread_roles,
+    unknown.unnamed_rest,
+)
+
 
 def diagnose(cell: Measured, case: Case | None, found: Sequence[Finding]) -> list[Cause]:
     """Failures, which spoil the latencies of the rest, then the causes that hold, the largest share first.
@@ -56,6 +61,7 @@ def diagnose(cell: Measured, case: Case | None, found: Sequence[Finding]) -> lis
         if taken is not None:
             case = case.less(taken)
     if case is not None and not failures:
-        for cause, _ in unknown.unnamed_rest(case, named):
-            named.setdefault(cause.cause, cause)
+        for judge in LAST:
+            for cause, _ in judge(case, named):
+                named.setdefault(cause.cause, cause)
     return failures + sorted(named.values(), key=lambda cause: -(cause.share if cause.share is not None else 1.0))

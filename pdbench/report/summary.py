@@ -28,6 +28,7 @@ from pdbench.report.capacity.answer import exit_code_of as capacity_exit_code
 from pdbench.report.causes.case import Case, case_of
 from pdbench.report.causes.failures import gone
 from pdbench.report.causes.loop import held_loop
+from pdbench.report.causes.unread import held_unseen
 from pdbench.report.cell import Measured, Part, measured
 from pdbench.report.client_health import stamps_note
 from pdbench.report.connectors import connectors
@@ -154,6 +155,7 @@ def cell_summary(cell: Measured, peers: Peers | None = None) -> dict[str, Any]:
         "foreign": cell.parts[0].entry.get("foreign") if len(cell.parts) == 1 else None,
         "notes": [
             *_notes(cell, split),
+            *held_unseen(case, causes),
             *(check.note() for check in checks if not check.agrees),
             *(one.text for one in advised),
         ],

@@ -89,7 +89,8 @@ def _not_steady(cell: Mapping[str, Any], finding: Mapping[str, Any], also: str =
         slots = cell.get("slots", {})
         demand = slots.get("needed", 0.0) + slots.get("prefill_held", 0.0)
         counted = cause["cause"] == "decode-slots" and demand >= slots.get("available", demand + 1)
-        text += f": {_short_of(slots) if counted else cause['cause']}"
+        unclear = "its cause is " if cause["cause"] == "not-distinguishable" else ""
+        text += f": {_short_of(slots) if counted else unclear + cause['cause']}"
     mean = f"{cell['mean_ttft_ms']:,.0f} ms"
     text += f"; TTFT grows {_ms(growth)} ms per request, so {mean} is a figure of this run's length."
     return f"{text} {_first_sentence(cause['advice'] if cause is not None else 'Lower the rate or add capacity.')}"
@@ -120,9 +121,12 @@ def _good(cell: Mapping[str, Any]) -> str:
         return f"{text}; {first['cause']}{share}: {_first_sentence(first['advice'])}"
     if is_imported(cell):
         return f"{text}{_warned(cell)}. Causes could not be looked for: an imported run has no server pages."
-    unknown = cell.get("ttft_split_ms", {}).get("unexplained", 0.0)
-    if mean and unknown > UNKNOWN_SHARE * mean and unknown > UNKNOWN_MS:
-        return f"{text}; where {unknown / mean:.0%} of TTFT goes was not measured (see metrics-missing)."
+    split = cell.get("ttft_split_ms", {})
+    unknown = split.get("unexplained", 0.0)
+    nothing_read = set(split) == {"unexplained"}
+    if mean and ((unknown > UNKNOWN_SHARE * mean and unknown > UNKNOWN_MS) or nothing_read):
+        unseen = "nothing stands out to the client, and " if nothing_read else ""
+        return f"{text}; {unseen}where {unknown / mean:.0%} of TTFT goes was not measured (see metrics-missing)."
     return f"{text}. No cause stands out."
 
 

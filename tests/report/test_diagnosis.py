@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from pdbench.report.summary import summarise
-from tests.report.queue_simulation import World, make_run
+from tests.report.queue_simulation import Req, World, make_run
 
 
 def causes(path: Path, world: World) -> dict[str, dict[str, Any]]:
@@ -97,3 +97,17 @@ def test_a_stall_an_admission_is_worked_out_from_a_cell_at_low_load(tmp_path: Pa
         "from 7.0 ms at low load to 10.4 ms" in evidence and "at most 6" in evidence and "ms an admission" in evidence
     )
     assert cells[0]["diagnosis"] == []
+
+
+def test_handoffs_that_worked_are_not_missed_where_nobody_counts_them(tmp_path: Path) -> None:
+    """In push prefill moves the KV: decode's page has failures only, and without prefill's nobody says all failed."""
+
+    def failed(r: Req) -> None:
+        if r.i % 5 == 0:
+            r.row = {"status": "failed", "error": "reset"}
+
+    def some_failed(t: float, role: str, rows: list[list[Any]]) -> list[list[Any]]:
+        return [[*row[:-1], t] if "nixl_failed_transfers" in row else row for row in rows]
+
+    world = World(mode="push", pages=("decode",), spoil=[failed], tamper=some_failed)
+    assert "mixed-modes" not in causes(tmp_path, world)

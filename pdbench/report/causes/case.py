@@ -182,7 +182,7 @@ class Case:
         if tpot is None or turns is None or not turns.quiet_ms > 0:
             return tpot
         at_first = turns.lost_at_first
-        handoffs = at_first.low > 0 and at_first.value >= SLOWED * turns.lost.value
+        handoffs = at_first.low > 0 and at_first.value >= SLOWED * turns.lost.value and "decode" not in self.cell.unread
         return min(tpot, turns.quiet_ms) if self.colocated or self.preempted or handoffs else tpot
 
     @property

@@ -10,6 +10,7 @@ from pdbench.report.causes.idle_slots import waits_for_a_look, waits_for_a_slot
 from pdbench.report.causes.loop import beside_prompts, held_loop, only_for_stalls, stall_text
 from pdbench.report.causes.posting import turn_met_ms, wait_to_post
 from pdbench.report.causes.prefill import PREFILL_QUEUE
+from pdbench.report.cell import PUSH
 from pdbench.report.slow_server import slow_server
 from pdbench.report.split import Split
 from pdbench.report.stages import prompt_share
@@ -43,7 +44,10 @@ def decode_slots(case: Case) -> Iterator[tuple[Cause, Taken | None]]:
     if taken is not None:
         numbers.append(f"waiting for a slot takes {case.of_ttft(taken.ms)}")
     else:
-        numbers.append("how much of TTFT it takes cannot be said without vllm:num_requests_kv_fetch_by_stage")
+        unknown_for = "vllm:num_requests_kv_fetch_by_stage"
+        if cell.mode == PUSH and "prefill" in cell.unread:
+            unknown_for = "prefill's page, since decode's queue time also holds the prefill leg"
+        numbers.append(f"how much of TTFT it takes cannot be said without {unknown_for}")
     if (stall := stall_text(case)) is not None:
         numbers.append(stall)
     advice = slot_advice(cell, slots, None if taken is None else taken.ms, held_loop(case), beside_prompts(case))
@@ -139,6 +143,8 @@ def completion_polling(case: Case) -> Iterator[tuple[Cause, Taken | None]]:
     expected, taken = turn_met_ms(case), case.taken("poll", noticed_late(case))
     if case.colocated or taken is None or not taken.is_wait():
         return
+    if "prefill" in case.cell.unread and taken.ms <= (case.cell.streams or 0) * case.split.get("post"):
+        return  # streams that come together wait for each other's posts, and only prefill's page says when they come
     numbers = [
         f"KV that has arrived waits {case.split.get('poll'):,.0f} ms to be noticed, where the loop's turns explain"
         f" {expected:,.1f} ms",

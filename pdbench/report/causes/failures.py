@@ -62,14 +62,15 @@ def recomputing(cell: Measured, findings: Sequence[Finding]) -> Iterator[Cause]:
     if found is None or not decode_recomputed(cell):
         return
     mean, spent = cell.answers.mean(cell.answers.ttft_ms), cell.window.mean_ms("decode", "prefill_s")
-    moved = cell.window.delta("decode", "nixl_xfer_s", "count") or cell.window.delta("prefill", "nixl_xfer_s", "count")
+    counts = [cell.window.delta(role, "nixl_xfer_s", "count") for role in ("decode", "prefill")]
+    moved = max((count for count in counts if count is not None), default=None)
     share = None if mean is None or spent is None else min(1.0, spent / mean)
     took = "" if spent is None else f", {spent:,.0f} ms each"
     yield Cause(
         "decode-recomputed",
         share,
-        f"decode computed {found[0]:,.0f} prompt tokens a request itself{took} ({found[1]:.0%} of its prompt tokens),"
-        f" while NIXL moved {moved or 0:,.0f} transfers.",
+        f"decode computed {found[0]:,.0f} prompt tokens a request itself{took} ({found[1]:.0%} of its prompt tokens)"
+        + ("." if moved is None else f", while NIXL moved {moved:,.0f} transfers."),
         "Make the proxy pass kv_transfer_params from prefill's answer on to decode; look for failed KV loads and"
         " preemptions in decode's log.",
         "Then decode's prompt_tokens_by_source shows external_kv_transfer, and its prefill time is one step.",
@@ -85,6 +86,8 @@ def mixed_modes(cell: Measured, findings: Sequence[Finding]) -> Iterator[Cause]:
     told = {role: _told(cell, role) for role in ("prefill", "decode")}
     differ = [f"{role} says {mode}" for role, mode in told.items() if mode is not None]
     proven = None not in told.values() and told["prefill"] != told["decode"]
+    if cell.unread and not proven:
+        return  # handoffs that worked are counted on the side that moves the KV
     text = f"NIXL counted {failed:,.0f} failed handoffs and not one that worked; {failed_share(cell):.0%} of the"
     text += " requests failed, as an error in a stream that began with HTTP 200"
     yield Cause(

@@ -65,7 +65,8 @@ def empty_share(case: Case) -> float:
     available = case.slots.available
     if not available or case.turns is None:
         return 0.0
-    if case.cell.servers("decode") > 1:  # clients don't know to which of them a stream belongs
+    if case.cell.servers("decode") > 1 or "prefill" in case.cell.unread:
+        # clients don't know to which of them a stream belongs, nor when a request came to decode
         return _by_gauges(case)
     answers = case.cell.answers
     step_s = case.split.get("first_step") / 1000

@@ -32,14 +32,21 @@ def held(case: Case) -> Estimate | None:
     """Share of decode's time for which handoffs hold its loop, with its interval; `None` when gaps show none.
 
     From what gaps lost, as far as handoffs explain it: by NIXL's post time in pull, else by the turns that end with a
-    first token, or by the regression.
+    first token, or by the regression, where decode's page says that it is no prompt that decode computes.
     """
     turns = case.turns
     if turns is None or case.colocated or turns.lost.value <= 0:
         return None
     if posts_on_loop(case):
         return _by_posts(case, turns)
-    if case.preempted:
+    if case.preempted or "decode" in case.cell.unread:
+        return None
+    return held_as_seen(turns)
+
+
+def held_as_seen(turns: Turns) -> Estimate | None:
+    """The same by gaps alone, whatever it is that comes with another stream's first token."""
+    if turns.lost.value <= 0:
         return None
     if (direct := turns.lost_at_first).low > 0 and direct.value >= EXPLAINS * turns.lost.value:
         return Estimate(turns.lost.value, max(turns.lost.low, direct.low), max(turns.lost.high, direct.high))
@@ -47,6 +54,10 @@ def held(case: Case) -> Estimate | None:
     if stall is None or stall.low <= 0 or turns.handoffs_s * stall.value / 1000 < EXPLAINS * turns.lost.value:
         return None
     return turns.lost
+
+
+def much_held(loop: Estimate | None) -> bool:
+    return loop is not None and loop.value >= LOOP_SHARE and loop.low >= SURE_LOOP_SHARE
 
 
 def _by_posts(case: Case, turns: Turns) -> Estimate:
@@ -98,7 +109,7 @@ def engine_loop_blocking(case: Case) -> Iterator[tuple[Cause, Taken | None]]:
         return
     taken = case.taken("post", posting(case)) if posts_on_loop(case) else case.taken("first step", own_stall(turns))
     together = None if posts_on_loop(case) else stall_together_ms(case)
-    much = loop is not None and loop.value >= LOOP_SHARE and loop.low >= SURE_LOOP_SHARE
+    much = much_held(loop)
     if much and lost_turns(case, turns) < NOTICED_TURNS:  # answers too short to lose much: what then comes before them?
         felt = [case.taken("loop", before_answers(case, turns))]
         felt += [case.taken("slots", lambda split: split.for_slots)] if case.slots.reached else []
@@ -199,7 +210,7 @@ def only_for_stalls(case: Case) -> bool:
     judged as the measured one is.
     """
     loop, demand, slots, rate = held(case), case.slots.demand, case.slots.available, case.cell.offered
-    if loop is None or loop.value < LOOP_SHARE or loop.low < SURE_LOOP_SHARE or demand is None or not slots or not rate:
+    if loop is None or not much_held(loop) or demand is None or not slots or not rate:
         return False
     wait = expected_wait_s(case.cell, demand * (1 - loop.value), slots, demand * (1 - loop.value) / rate)
     rest = case.mean_ttft_ms - (case.split.for_slots or 0.0)
@@ -210,7 +221,7 @@ def held_loop(case: Case) -> HeldLoop | None:
     """What handoffs do to any batch on this loop; `None` where they hold it for less than a tenth of its time."""
     turns, tokens, rate = case.turns, case.cell.answers.mean(case.cell.answers.output_tokens), case.cell.rate
     loop = held(case)
-    if turns is None or loop is None or loop.value < LOOP_SHARE or loop.low < SURE_LOOP_SHARE:
+    if turns is None or loop is None or not much_held(loop):
         return None
     if not tokens or rate is None:
         return None

@@ -27,13 +27,15 @@ def prefill_queue(case: Case) -> Iterator[tuple[Cause, Taken | None]]:
 
     A server that is busy for less than two thirds of the time, and for which they wait for less than computing the
     prompt then takes (in a steady state that is the same, M/D/1), is no bottleneck. Nor is it where streams in closed
-    loop come to it together because posts on decode's loop let them go together, however long they then wait.
+    loop come to it together because posts on decode's loop let them go together, however long they then wait; whether
+    they do, decode's page says.
     """
     cell, spent = case.cell, case.split.parts.get("prefill")
     taken = case.taken(PREFILL_QUEUE, lambda split: split.for_prefill)
     if taken is None or not taken.is_wait():
         return
-    together = cell.streams is not None and posts_on_loop(case) and holds_others(case)
+    let_go = "decode" in cell.unread or (posts_on_loop(case) and holds_others(case))
+    together = cell.streams is not None and let_go
     if (taken.ms < (spent or 0.0) or together) and (in_work(case) or 0.0) < BUSY:
         return
     numbers = [f"waiting for prefill takes {case.of_ttft(taken.ms)}"]

@@ -9,7 +9,7 @@ from pdbench.report.causes.decode import noticed_late
 from pdbench.report.causes.handoff import copied_in_post, fragments_ms, speed_after_post_gb_s
 from pdbench.report.causes.loop import own_stall
 from pdbench.report.causes.posting import posting, posts_on_loop
-from pdbench.report.cell import PUSH
+from pdbench.report.cell import PULL, PUSH
 from pdbench.report.finding import VOID
 from pdbench.report.split import Split
 from pdbench.report.stages import POLL_STEPS, stages_of
@@ -23,6 +23,8 @@ def unnamed_wait(case: Case) -> Iterator[tuple[Cause, Taken | None]]:
     cell, window = case.cell, case.cell.window
     if case.colocated or "slot_wait" in case.split.parts or stages_of(cell) is not None:
         return
+    if cell.mode != PULL and "prefill" in cell.unread:
+        return  # in push it also holds the prefill leg
     queue = window.mean_ms("decode", "queue_s")
     spent = [window.mean_ms("prefill", "queue_s"), window.mean_ms("prefill", "prefill_s")] if cell.mode == PUSH else []
     spent.append(window.mean_ms("prefill" if cell.mode == PUSH else "decode", "nixl_xfer_s"))
