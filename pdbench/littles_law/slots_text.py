@@ -92,6 +92,12 @@ def notes_of_run(documents: list[Document]) -> Iterator[str]:
     asked = [each for each in documents if "request_rate" in each]
     if any(each["slots_available"] is None for each in asked):
         yield "Slots are not known of this run: --max-num-seqs N, those of one decoder, gives use and waits."
+    if len(documents) == 1 and any(each["slots_for_slo"] is not None for each in asked):
+        slo = ms(asked[0]["slo_wait_p99_ms"])
+        yield (
+            f"max-num-seqs and the safe rate are for a p99 wait of {slo} (--slo-wait-p99); the report's advice is for a"
+            " mean wait, which it names, and needs other slots."
+        )
     for each in asked:
         needed, told = each["slots_needed"], each["report_slots_needed"]
         if "tpot_slope_ms" not in each:

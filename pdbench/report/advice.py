@@ -59,6 +59,12 @@ def slot_advice(
     return _slots_or_rate(cell, slots, tpot, limit_s, memory, enough)
 
 
+def _keeps(limit_s: float) -> str:
+    """The criterion by which slots and rates are advised here, as it stands beside them. `pdbench slots` has another:
+    the p99 of the wait."""
+    return f"mean wait for a slot at most {1000 * limit_s:,.0f} ms"
+
+
 def acceptable_s(cell: Measured, wait_ms: float | None) -> float:
     """The mean wait for a slot to aim at: 10 % of what a request takes otherwise, and half of what would make it a
     cause again, since the mean of one run is easily twice that of all."""
@@ -110,9 +116,10 @@ def _in_closed_loop(cell: Measured, slots: Slots, wait_ms: float, limit_s: float
     text = f"Raise {raised(cell, slots, enough)} for {streams} streams in closed loop"
     if (found := closed_cell(cell, slots, wait_ms, enough, streams)) is not None:
         text += f", of which {found.held:.1f} then hold a slot on average"
+        text += f" ({_keeps(limit_s)})" if found.wait_s <= limit_s else ""
     fits = next((n for n in range(streams - 1, 0, -1) if not waits(available, n)), 0)
     if fits:
-        text += f"; or lower it to {fits} streams, whose mean wait for a slot is at most {1000 * limit_s:,.0f} ms"
+        text += f"; or lower it to {fits} streams ({_keeps(limit_s)})"
     return f"{text} ({memory})."
 
 
@@ -147,7 +154,7 @@ def slots_beside(cell: Measured, slots: Slots, loop: HeldLoop, limit_s: float) -
     batch = _batch(cell, loop.tpot, rate, fits)
     slower = loop.tpot.at(min(fits, batch.running * _servers(cell) if batch is not None else fits))
     where = raised(cell, slots, fits)
-    return f"raise {where}, and the wait for a slot ends, at a TPOT of about {slower:,.1f} ms"
+    return f"raise {where} ({_keeps(limit_s)}), at a TPOT of about {slower:,.1f} ms"
 
 
 def _beside_held_loop(cell: Measured, slots: Slots, loop: HeldLoop, limit_s: float) -> str:
@@ -166,9 +173,7 @@ def _beside_held_loop(cell: Measured, slots: Slots, loop: HeldLoop, limit_s: flo
     else:
         text += "; whether more slots would do cannot be said from the batch sizes that were seen"
     highest = _highest(cell, loop.tpot, available, limit_s)
-    return f"{text}." + (
-        f" As it is, {highest:g} req/s have a mean wait of at most {1000 * limit_s:,.0f} ms." if highest else ""
-    )
+    return f"{text}." + (f" As it is, {highest:g} req/s fit ({_keeps(limit_s)})." if highest else "")
 
 
 def _slots_or_rate(cell: Measured, slots: Slots, tpot: Tpot, limit_s: float, memory: str, enough: bool) -> str:
@@ -184,12 +189,16 @@ def _slots_or_rate(cell: Measured, slots: Slots, tpot: Tpot, limit_s: float, mem
     larger = range(least, LARGER * least + 1) if growth <= HEADROOM else range(0)
     fits = next((c for c in larger if _acceptable(cell, tpot, rate, c, limit_s)), None)
     highest = 0.0 if enough or cell.rate is None else _highest(cell, tpot, available, limit_s)
-    lower = f"ower the rate to {highest:g} req/s, where the mean wait for a slot is at most {1000 * limit_s:,.0f} ms"
+    lower = f"ower the rate to {highest:g} req/s"
     if fits is not None:
-        text = f"Raise {raised(cell, slots, fits)}"
-        return f"{text} or l{lower} ({memory})." if highest else f"{text} ({memory})."
+        text = f"Raise {raised(cell, slots, fits)}" + (f" or l{lower}" if highest else "")
+        return f"{text}: {_keeps(limit_s)} ({memory})."
     why = f"more slots are a risk: what streams and prompts add makes {growth:.0%} of each turn at the asked rate"
-    return f"L{lower}, or add a server; {why}." if highest else f"Add a server or lower the rate; {why}."
+    return (
+        f"L{lower} ({_keeps(limit_s)}), or add a server; {why}."
+        if highest
+        else f"Add a server or lower the rate; {why}."
+    )
 
 
 def _acceptable(cell: Measured, tpot: Tpot, qps: float, count: int, limit_s: float) -> bool:

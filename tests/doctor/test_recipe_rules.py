@@ -308,6 +308,14 @@ def test_on_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str])
     assert "kv-role" in printed.out and "kv-role" in printed.err
 
 
+def test_the_rate_that_slots_carry_is_said_with_what_it_is_chosen_by(tmp_path: Path) -> None:
+    (asked,) = (
+        c for c in checks_of(edited((("rates = [1, 4]", "rates = [1, 8]"),)), tmp_path) if c.rule == "slots-demand"
+    )
+    assert "Stay below 6 req/s" in asked.fix and "above 10.6" in asked.fix
+    assert "so that the mean demand fits" in asked.fix and "for a p99 wait" in asked.fix
+
+
 def test_only_what_is_missing_is_asked_for(tmp_path: Path) -> None:
     """The healthy recipe has slots and no TPOT; no recipe tells the KV pool."""
     without_slots = edited((("max_num_seqs = 8\n", ""), (DECODE, "\n")))

@@ -185,7 +185,9 @@ def test_a_run_without_slots_says_how_to_give_them(slots: Any, tmp_path: Path, c
         "slots": {"needed": 10.24},
     }
     (tmp_path / "summary.json").write_text(json.dumps({"schema": 1, "cells": [cell]}))
-    assert "not known of this run: --max-num-seqs N" in text(capsys, "--from-run", str(tmp_path))
+    said = text(capsys, "--from-run", str(tmp_path))
+    assert "not known of this run: --max-num-seqs N" in said
+    assert "for a p99 wait of 100 ms" in said and "the report's advice is for a mean wait" in said
     assert slots("--from-run", str(tmp_path), "--max-num-seqs", "16")["utilisation"] == pytest.approx(0.64)
 
 

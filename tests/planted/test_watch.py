@@ -10,6 +10,7 @@ import pytest
 from pdbench.deployment import build
 from pdbench.probe.watch.frame import Watch
 from pdbench.probe.watch.reading import Reading
+from pdbench.report.summary import summarise
 from pdbench.run import Run
 from pdbench.testbed.settings import Settings
 from tests.planted.virtual import sweep
@@ -38,11 +39,33 @@ def test_a_queue_that_drains_is_no_late_notice(tmp_path: Path, slots: int) -> No
     seen = frames(sweep(tmp_path / "run", {"bed": bed}, duration_s=None, **load).run, bed)
     causes = [reading.cause for reading in seen]
     assert "decode-slots" in causes and set(causes) <= {"decode-slots", None}
+    said = [reading.verdict for reading in seen if reading.cause == "decode-slots"]
+    assert all(one.startswith("decode-slots: ") and "raise --max-num-seqs on decode" in one for one in said)
 
 
 def test_late_notices_are_named(tmp_path: Path) -> None:
     bed = Settings(mode="pull", poll_ms=500)
     load: dict[str, Any] = {"rates": [2], "prompt_lens": [1024], "output_len": 64, "duration_s": 25.0}
-    seen = frames(sweep(tmp_path / "run", {"bed": bed}, **load).run, bed)
-    settled = [reading.cause for reading in seen if reading.length_s >= 10 and (reading.requests_per_s or 0.0) > 1]
-    assert settled.count("completion-polling") >= 0.8 * len(settled) > 5
+    run = sweep(tmp_path / "run", {"bed": bed}, **load).run
+    settled = [one for one in frames(run, bed) if one.length_s >= 10 and (one.requests_per_s or 0.0) > 1]
+    late = [one.verdict for one in settled if one.cause == "completion-polling"]
+    assert len(late) >= 0.8 * len(settled) > 5
+    assert alike(late[-1], run, "completion-polling")
+
+
+def alike(verdict: str, run: Run, cause: str) -> bool:
+    """Whether the report of the whole run names this cause, and as the first change what the verdict says."""
+    (advice,) = (c["advice"] for c in summarise(run)["cells"][0]["diagnosis"] if c["cause"] == cause)
+    first = verdict.rpartition("; ")[2].partition(":")[0].partition(",")[0]
+    return verdict.startswith(f"{cause}: ") and advice.lower().startswith(first.lower())
+
+
+@pytest.mark.parametrize(("mode", "cause"), [("pull", "engine-loop-blocking"), ("push", "not-distinguishable")])
+def test_long_posts_hold_decodes_loop_where_decode_makes_them(tmp_path: Path, mode: str, cause: str) -> None:
+    """In push a thread of prefill's posts, whatever makes it slow; the report says the same of the whole run."""
+    bed = Settings(mode=mode, post_fixed_ms=300.0)
+    load: dict[str, Any] = {"rates": [1], "prompt_lens": [1024], "output_len": 64, "duration_s": 20.0}
+    run = sweep(tmp_path / "run", {"bed": bed}, **load).run
+    settled = [one.cause for one in frames(run, bed) if one.length_s >= 10 and (one.requests_per_s or 0.0) > 0.5]
+    assert cause in settled and set(settled) <= {cause, None}
+    assert cause in [c["cause"] for c in summarise(run)["cells"][0]["diagnosis"]]

@@ -114,8 +114,14 @@ def slots_demand(case: Case) -> list[Found] | None:
     if needed < held:
         return []
     evidence = f"{load.qps:g} req/s x {load.output_len} tokens x {tpot_ms:.1f} ms need {needed:.1f} of {held} slots"
-    fix = f"Stay below {held / (load.output_len * tpot_ms / 1000):.2g} req/s or raise --max-num-seqs: means grow with"
-    return [warn("", f"{evidence}: that cell will not be steady", f"{fix} the run's length there.")]
+    most = held / (load.output_len * tpot_ms / 1000)
+    fix = (
+        f"Stay below {most:.2g} req/s, or raise --max-num-seqs above {needed:.1f} in all, so that the mean demand fits"
+    )
+    fix += (
+        ": means grow with the run's length there. Short waits take more: pdbench slots says how many for a p99 wait."
+    )
+    return [warn("", f"{evidence}: that cell will not be steady", fix)]
 
 
 def pool(case: Case) -> list[Found] | None:

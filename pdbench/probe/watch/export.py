@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 CAUSE_CODES = (
     "decode-slots", "decode-kv-pool", "prefill-queue", "prefill-compute", "engine-loop-blocking", "transfer-bandwidth",
-    "completion-polling",
+    "completion-polling", "not-distinguishable",
 )  # fmt: skip
 FLAG_CODES = (
     "kv-expired", "decode-recomputed", "failed-transfers", "not-steady-state", "stall", "server-restarted",

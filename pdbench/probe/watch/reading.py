@@ -34,6 +34,7 @@ STORES = {
     "LMCache save": ("lmcache_store_s:count", ""),
     "HiSparse load": ("", "hisparse_load_nbytes:counter"),
 }
+UNKNOWN = "not-distinguishable"
 CAUSES = {
     "slot_wait": "decode-slots",
     "prefill_queue": "prefill-queue",
@@ -42,29 +43,22 @@ CAUSES = {
     "transfer": "transfer-bandwidth",
     "poll": "completion-polling",
 }
+# The first change in the words of the report, which judges the same states by more than the last seconds.
 ADVICE = {
-    "decode-slots": "raise --max-num-seqs on decode (KV memory first), add decoders, or send less",
-    "decode-kv-pool": "decode's KV is full while slots are free: shorter contexts, more KV memory, FP8 KV",
-    "prefill-queue": "add prefill servers, or send less",
-    "prefill-compute": "prefill's own compute: more GPUs a server, shorter prompts, prefix caching",
-    "engine-loop-blocking": "posting blocks decode's loop: larger blocks, push, or a reader thread",
-    "transfer-bandwidth": "measure the path: pdbench probe-transfer and pdbench topo",
-    "completion-polling": "transfers end between decode's looks for them: shorter steps",
+    "decode-slots": "raise --max-num-seqs on {where} (check KV memory first), or lower the load",
+    "decode-kv-pool": "give {where} more KV memory (--gpu-memory-utilization, fp8 KV, more GPUs), or shorter prompts",
+    "prefill-queue": "add another prefill instance, or send a lower rate",
+    "prefill-compute": "give prefill more tensor parallelism or faster GPUs",
+    "engine-loop-blocking": "move posting off decode's loop: push, or a connector that posts on a thread",
+    "transfer-bandwidth": "check the transport with pdbench topo, then pdbench probe-transfer",
+    "completion-polling": "make decode look for finished transfers more often: shorter steps",
+    UNKNOWN: "posting on prefill's thread is slow: look for many descriptors (larger blocks) or memory registration",
 }
-
-
-# What a server that does both is said to lack: it has no prefill servers and no decoders.
+# A server that does both has no prefill servers beside it.
 COLOCATED = {
-    "decode-slots": (
-        "slots of the co-located server",
-        "raise --max-num-seqs (KV memory first), add servers, or send less",
-    ),
-    "decode-kv-pool": ("KV pool of the co-located server", "shorter contexts, more KV memory, FP8 KV"),
-    "prefill-queue": (
-        "queue of the co-located server",
-        "add a server, or send less; --max-num-seqs tells whether slots are short",
-    ),
-    "prefill-compute": ("prompts on the co-located server", "more GPUs a server, shorter prompts, prefix caching"),
+    "prefill-queue": "add another instance of the co-located server, or send a lower rate; --max-num-seqs tells whether"
+    " slots are short",
+    "prefill-compute": "give the co-located server more tensor parallelism or faster GPUs",
 }
 
 
@@ -130,7 +124,7 @@ def read(window: Window, servers: Sequence[Watched], mode: str | None, *, certai
         failed=_sum(window, "nixl_failed_transfers:counter"),
         stores=_stores(window),
     )
-    return _judged(found, window, servers, maker)
+    return _judged(found, window, servers, maker, mode)
 
 
 def _stores(window: Window) -> dict[str, dict[str, float]]:
@@ -211,9 +205,9 @@ def _needed(window: Window, maker: str, done: float | None, held: float | None) 
     return held * max(1.0, asked / done)
 
 
-def _judged(found: Reading, window: Window, servers: Sequence[Watched], maker: str) -> Reading:
+def _judged(found: Reading, window: Window, servers: Sequence[Watched], maker: str, mode: str | None) -> Reading:
     flags = dict(_flags(found, window, servers, maker))
-    cause, verdict = _verdict(found, window, servers, maker)
+    cause, verdict = _verdict(found, window, servers, maker, mode)
     if "kv-expired" in flags:
         verdict = f"outputs untrusted: {flags['kv-expired']}. {verdict}"
     elif "decode-recomputed" in flags:
@@ -252,7 +246,9 @@ def _some(names: Sequence[str]) -> str:
     return "; ".join(names[:NAMED]) + (f"; and {more} more" if more > 0 else "")
 
 
-def _verdict(found: Reading, window: Window, servers: Sequence[Watched], maker: str) -> tuple[str | None, str]:
+def _verdict(
+    found: Reading, window: Window, servers: Sequence[Watched], maker: str, mode: str | None
+) -> tuple[str | None, str]:
     """The one thing that the view leads with."""
     if not any(server.up for server in servers):
         return None, "no server answers."
@@ -264,7 +260,7 @@ def _verdict(found: Reading, window: Window, servers: Sequence[Watched], maker: 
     if not total:
         return None, "no server shows where TTFT goes: see metrics-missing."
     part, value = max(found.parts_ms.items(), key=lambda one: one[1])
-    cause = CAUSES.get(part)
+    cause = UNKNOWN if part == "post" and mode == "push" else CAUSES.get(part)  # in push no loop waits for posts
     use = window.mean(maker, "running")
     kv = max((server.now.get("kv_cache_usage", 0.0) for server in servers if server.role == maker), default=0.0)
     if part == "slot_wait" and found.slots_available and use is not None:
@@ -280,8 +276,10 @@ def _verdict(found: Reading, window: Window, servers: Sequence[Watched], maker: 
     slots = ""
     if cause == "decode-slots" and found.slots_needed and found.slots_available:
         slots = f", {found.slots_needed:.1f} of {found.slots_available} slots needed"
-    title, advice = COLOCATED[cause] if maker == "colocated" else (cause, ADVICE[cause])
-    return cause, f"{title}: {value:,.0f} of {total:,.0f} ms of TTFT on the servers{slots}; {advice}."
+    advice = ADVICE[cause].format(where="decode")
+    if maker == "colocated":
+        advice = COLOCATED.get(cause, ADVICE[cause].format(where="the co-located server"))
+    return cause, f"{cause}: {value:,.0f} of {total:,.0f} ms of TTFT on the servers{slots}; {advice}."
 
 
 def _colocated_queue(running: float | None, kv: float, slots: int | None) -> str:
