@@ -46,12 +46,12 @@ def _without_blocks(cell: Measured, place: int, count: int) -> Iterator[Measured
     for k in range(count):
         low, high = edges[k], edges[k + 1]
         inside = own & (came >= (low if k else -np.inf)) & (came < (high if k < count - 1 else np.inf))
-        kept = [_stretch(segment, segment.start, low, first=True)] if k else []
-        kept += [_stretch(segment, high, segment.end, last=True)] if k < count - 1 else []
+        kept = [stretch(segment, segment.start, low, first=True)] if k else []
+        kept += [stretch(segment, high, segment.end, last=True)] if k < count - 1 else []
         yield replace(cell, answers=cell.answers.chosen(~inside), window=Window((*others, *kept)))
 
 
-def _stretch(segment: Segment, start: float, end: float, first: bool = False, last: bool = False) -> Segment:
+def stretch(segment: Segment, start: float, end: float, first: bool = False, last: bool = False) -> Segment:
     """A part of a segment. Its outer ends keep what the scrapes at the cell's edges saw."""
     pages = tuple(_between(page, -np.inf if first else start, np.inf if last else end) for page in segment.pages)
     return Segment(start, min(max(segment.send_end, start), end), end, pages)

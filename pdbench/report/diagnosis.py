@@ -10,12 +10,15 @@ cause is said in `causes/case.py`; where the series that would decide were not s
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 
+from pdbench.report.before import before_it_went, still_true
 from pdbench.report.causes import decode, handoff, loop, outside, prefill, unknown, unread
-from pdbench.report.causes.case import Case, Cause, Taken
+from pdbench.report.causes.case import Case, Cause, Taken, case_of
 from pdbench.report.causes.failures import FAILURES, gone, server_down
 from pdbench.report.cell import Measured
 from pdbench.report.finding import Finding
+from pdbench.report.split import split_of
 
 Judge = Callable[[Case], Iterator[tuple[Cause, Taken | None]]]
 
@@ -45,12 +48,28 @@ LAST: tuple[Callable[[Case, Mapping[str, Cause]], Iterator[tuple[Cause, Taken | 
 def diagnose(cell: Measured, case: Case | None, found: Sequence[Finding]) -> list[Cause]:
     """Failures, which spoil the latencies of the rest, then the causes that hold, the largest share first.
 
-    With a server gone it is the only cause: slots, queues and counters mix the time before with the time after, when
-    requests end early or wait for nobody.
+    With a server gone that is the first cause, and the others are those of the time before: slots, queues and counters
+    of the whole mix it with the time after, when requests end early or wait for nobody.
     """
-    if gone(cell) is not None:
-        return list(server_down(cell, found))
+    if (stopped := gone(cell)) is not None:
+        return [*server_down(cell, found), *_before(cell, str(stopped[0].get("name")), case, found)]
     failures = [cause for judge in FAILURES for cause in judge(cell, found)]
+    return failures + _latencies(case, silent=bool(failures))
+
+
+def _before(cell: Measured, server: str, case: Case | None, found: Sequence[Finding]) -> list[Cause]:
+    """Causes of a long TTFT up to the last scrape that the server answered. Their shares are of that time's TTFT, so
+    they are said in the evidence and not as shares of the cell's."""
+    earlier = before_it_went(cell, server) if case is not None else None
+    if case is None or earlier is None:
+        return []
+    judged = _latencies(case_of(earlier, split_of(earlier), still_true(found), case.peers))
+    until = f"up to second {earlier.window.duration_s:.0f}, before {server} went"
+    return [replace(c, share=None, share_interval=None, evidence=f"{until}: {c.evidence}") for c in judged]
+
+
+def _latencies(case: Case | None, silent: bool = False) -> list[Cause]:
+    """The causes of a long TTFT; `silent`: none for what is left over."""
     named: dict[str, Cause] = {}
     while case is not None:
         fresh = [(c, t) for judge in CAUSES for c, t in judge(case) if c.cause not in named]
@@ -60,8 +79,8 @@ def diagnose(cell: Measured, case: Case | None, found: Sequence[Finding]) -> lis
         named[cause.cause] = cause
         if taken is not None:
             case = case.less(taken)
-    if case is not None and not failures:
+    if case is not None and not silent:
         for judge in LAST:
             for cause, _ in judge(case, named):
                 named.setdefault(cause.cause, cause)
-    return failures + sorted(named.values(), key=lambda cause: -(cause.share if cause.share is not None else 1.0))
+    return sorted(named.values(), key=lambda cause: -(cause.share if cause.share is not None else 1.0))

@@ -217,9 +217,8 @@ def _notes(cell: Measured, split: Split | None) -> list[str]:
     """What to keep in mind when reading the numbers, and what could not be told apart: remarks, no flags."""
     if (stopped := gone(cell)) is not None:
         name = stopped[0].get("name")
-        before = f"its figures mix the time before {name} stopped with the time after"
-        left_out = f"other causes and advice are left out: {before}. Measure the cell again with {name} up."
-        return [*(cell.plan.get("notes") or ()), left_out]
+        mixed = f"its figures mix the time before {name} stopped with the time after, and no advice rests on them"
+        return [*(cell.plan.get("notes") or ()), f"{mixed}: measure the cell again with {name} up."]
     notes = [*(cell.plan.get("notes") or ()), *(split.notes if split is not None else ())]
     if (several := several_tokens_per_event(cell.answers)) is not None and several > SEVERAL_TOKENS:
         notes.insert(0, f"events carry {several:.2g} tokens: ITL is per event, not per token.")

@@ -47,6 +47,18 @@ def test_a_decode_server_that_dies_behind_the_proxy(tmp_path: Path) -> None:
     assert "littles-law" not in {flag["code"] for flag in found["validity"]}
 
 
+@pytest.mark.parametrize(("mode", "server"), [("pull", "decode-0"), ("push", "prefill-0")])
+def test_what_was_short_before_a_server_went_is_named_behind_it(tmp_path: Path, mode: str, server: str) -> None:
+    gone = Sabotage(dies=server, dies_s=15.0)
+    found = cell(
+        tmp_path, Settings(mode=mode, max_num_seqs=2), output_len=64, rates=[6], duration_s=20.0, sabotage=gone
+    )
+    down, before = found["diagnosis"]
+    assert down["cause"] == f"{server[:-2]}-down" and before["cause"] == "decode-slots"
+    assert f"before {server} went" in before["evidence"] and before["share"] is None
+    assert found["verdict"].partition(": ")[2].startswith(down["cause"])
+
+
 def test_one_prefill_server_of_two_dies_near_the_end(tmp_path: Path) -> None:
     """A few failed requests void nothing, and the server is gone all the same."""
     gone = Sabotage(dies="prefill-1", dies_s=28.5)
