@@ -163,7 +163,10 @@ class Case:
         return known + self.split.get("unexplained")
 
     def _rest(self, split: Split) -> float:
-        return self._whole(split) - sum(part(split) or 0.0 for part in self.removed.values())
+        """TTFT less what was named. The proxy's part is what is left over too, and of the whole cell here: a request
+        that waits for longer than a block of time takes is in other blocks for the engines than for the client."""
+        over = self.split.get("proxy") - split.get("proxy") if "proxy" not in self.removed else 0.0
+        return self._whole(split) + over - sum(part(split) or 0.0 for part in self.removed.values())
 
     def named(
         self, cause: str, taken: Taken | None, numbers: Sequence[str], advice: str, confirm: str
