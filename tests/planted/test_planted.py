@@ -80,6 +80,16 @@ def test_a_slow_link_beside_posts_that_meet(tmp_path: Path) -> None:
     assert set(pair) <= set(named(tmp_path, planted(GEOMETRIES[1], "pull", pair, STRONG), seed=801))
 
 
+def test_a_slow_link_behind_a_queue_of_minutes(tmp_path: Path) -> None:
+    """Each request waits for several blocks of time: what the client and the engines then differ by is no noise."""
+    slow = {"prefill_ms_per_token": 0.1328, "link_gb_s": 1.67, "kv_bytes_per_token": 57_344, "step_base_ms": 45.0}
+    slow["step_per_seq_ms"] = 0.014
+    room = {"max_num_seqs": 256, "max_model_len": 70_000, "post_fixed_ms": 3.0, "post_ms_per_token": 0.0}
+    long = Geometry("46,871 in, 222 out", prompt=46_871, output=222, use=0.2, settings=slow | room)
+    plant = Plant(long, "pull", ("prefill-queue", "transfer-bandwidth"), rate=0.2174, output=222, duration_s=276.0)
+    assert {"prefill-queue", "transfer-bandwidth"} <= set(named(tmp_path, plant, seed=3))
+
+
 def test_a_held_loop_shows_in_first_tokens_that_come_together(tmp_path: Path) -> None:
     """Late looks bring several handoffs to one turn, and their streams end before the next: none stands still."""
     pair = ("completion-polling", "engine-loop-blocking")
