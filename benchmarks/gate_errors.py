@@ -22,8 +22,9 @@ import numpy as np
 
 from pdbench.report.answers import Answers, Load, rates
 from pdbench.report.compare.comparison import CellChange, status_of
-from pdbench.report.compare.gate import Rules, changes, validity_change
+from pdbench.report.compare.gate import Change, Rules, changes, validity_change
 from pdbench.report.compare.pairs import PairedCell, paired_cells
+from pdbench.report.compare.said import loss
 from pdbench.report.compare.sides import BASE, read_side, two_targets
 from pdbench.report.events import of_offsets
 from pdbench.report.steady_state import judge
@@ -157,7 +158,12 @@ def campaign(of_cells: Sequence[Sequence[tuple]], rules: Rules) -> tuple[str, bo
     for cell, gates in zip(cells, changes(cells, rules.gates, rules, gated=True), strict=True):
         lost = validity_change(cell, len(cells), rules)
         found.append(CellChange(cell, (*([lost] if lost else []), *gates), (), (), ()))
-    return status_of(found), any(change.evidence == "worse" for cell in found for change in cell.gates)
+    return status_of(found), any(called_worse(change) for cell in found for change in cell.gates)
+
+
+def called_worse(change: Change) -> bool:
+    """For sure, large or small."""
+    return change.evidence == "worse" or (change.evidence == "small" and loss(change) > 0)
 
 
 def row(outcomes: Sequence[tuple[str, bool]]) -> str:

@@ -173,12 +173,32 @@ def test_what_cannot_be_compared_is_void_and_failed_nowhere(
     assert gates == ["void"]
 
 
-@pytest.mark.parametrize(("new", "doubted"), [("worse", True), ("same", False)])
-def test_a_failed_gate_between_two_runs_says_what_no_interval_knows(
-    pdbench: Program, files: dict[str, Path], new: str, doubted: bool
+@pytest.mark.parametrize(
+    ("new", "doubt"),
+    [
+        (0.2, "and as many improve. Confirm it"),
+        (-0.2, "and as many improve. Confirm it"),
+        (-0.03, "a small change may be theirs"),
+        (0.0, ""),
+    ],
+)
+def test_a_change_between_two_runs_says_what_no_interval_knows(
+    pdbench: Program, files: dict[str, Path], tmp_path: Path, new: float, doubt: str
 ) -> None:
-    ended = pdbench("compare", files["base"], files[new])
-    assert ("two runs are two sessions" in " ".join(ended.out.split())) == doubted
+    changed = summary([cell(exact(8, new), request_rate=rate) for rate in (2.0, 4.0)], simulated=True)
+    said = " ".join(pdbench("compare", files["base"], written(tmp_path, "new", changed)).out.split())
+    assert ("two runs are two sessions" in said) == bool(doubt) and doubt in said
+    assert (" improved " in said) == (new == -0.2)
+
+
+def test_undecided_that_does_not_fail_says_so_last(pdbench: Program, files: dict[str, Path], tmp_path: Path) -> None:
+    said = "ndecided does not fail; --strict makes it fail"
+    words = ["compare", files["base"], files["few"], "--junit", tmp_path / "j.xml", "--markdown", tmp_path / "c.md"]
+    ended = pdbench(*words)
+    assert ended.code == 0 and ended.out.splitlines()[-1] == f"exit 0: u{said}"
+    assert said in (tmp_path / "j.xml").read_text() and said in (tmp_path / "c.md").read_text().replace("\\", "")
+    assert said not in pdbench(*words, "--strict").out
+    assert said not in pdbench("compare", files["base"], files["same"]).out
 
 
 @pytest.mark.parametrize("columns", [80, 160])

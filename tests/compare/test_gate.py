@@ -33,8 +33,9 @@ def ttft(comparison: Comparison) -> tuple[str, str | None]:
     ("change", "said", "status"),
     [
         (0.10, ("worse", "failed"), "failed"),
-        (0.02, ("worse", "passed"), "passed"),  # sure, but below the effect of interest
+        (0.02, ("small", "passed"), "passed"),  # sure, but below the effect of interest
         (0.0, ("none", "passed"), "passed"),
+        (-0.02, ("small", "passed"), "passed"),
         (-0.10, ("improved", "passed"), "passed"),
     ],
 )

@@ -53,7 +53,7 @@ def against(new: dict[str, Any], base: dict[str, Any] = BASE, effect: float = 0.
     [
         (answer(8.0, 7.8, 8.2), "none", "passed"),
         (answer(7.0, 6.8, 7.2), "worse", "failed"),
-        (answer(7.7, 7.6, 7.75), "worse", "undecided"),  # worse for sure, by less than 5 %, or by a little more
+        (answer(7.7, 7.6, 7.75), "small", "undecided"),  # worse for sure, by less than 5 %, or by a little more
         (answer(9.0, 8.8, 9.2), "improved", "passed"),
         (answer(8.0, 7.2, 8.9), "none", "undecided"),
         (answer(7.9, interval=None, state="budget"), "not measured", "undecided"),

@@ -13,7 +13,7 @@ from statistics import NormalDist
 from typing import Any
 
 from pdbench.report.compare.evidence import ALPHA
-from pdbench.report.compare.gate import Change, Rules, verdict_of
+from pdbench.report.compare.gate import Change, Rules, evidence_of, verdict_of
 from pdbench.report.compare.pairs import PairedCell
 from pdbench.report.compare.sides import Side
 from pdbench.report.wording import Summary, clean
@@ -100,7 +100,7 @@ def _change(cell: PairedCell, metric: str, rules: Rules, family: int) -> Change:
     if old.rate == 0 or new.rate == 0:
         return _from_or_to_nothing(found, cell, old.rate, new.rate)
     change, low, high = ratio(old, new, rules.alpha / family)
-    evidence = "none" if low <= 0 <= high else "worse" if change < 0 else "improved"
+    evidence = evidence_of(change, low, high, rules.effect)
     gate = verdict_of(evidence, -change, -low, rules.effect)
     passes = f"it passes from --min-effect {math.ceil(-low * 100 + 1e-9)}% on"
     note = f"{passes}, or with longer searches" if gate == "undecided" else ""

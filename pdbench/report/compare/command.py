@@ -72,6 +72,8 @@ def compare(
         _show(comparisons, json)
     if failure := _failure(comparisons, strict):
         raise failure
+    if not printed and not json:
+        _say_what_exit_0_means(comparisons)
 
 
 def _sides(runs: Sequence[Path], between: Texts) -> list[tuple[Side, Side]]:
@@ -158,6 +160,15 @@ def _show(comparisons: list[Comparison], as_json: bool) -> None:
         if place:
             print()
         print_comparison(comparison, terminal())
+
+
+def _say_what_exit_0_means(comparisons: list[Comparison]) -> None:
+    """A CI job whose gates decided nothing looks like one that passed."""
+    from pdbench.report.compare import said
+    from pdbench.report.compare.comparison import UNDECIDED
+
+    if any(comparison.status == UNDECIDED for comparison in comparisons):
+        print(f"exit 0: {said.STRICT[:1].lower()}{said.STRICT[1:-1]}")
 
 
 def _failure(comparisons: list[Comparison], strict: bool) -> PdbenchError | None:

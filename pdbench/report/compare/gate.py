@@ -89,7 +89,9 @@ class Change:
     change: float | None = None
     low: float | None = None
     high: float | None = None
-    evidence: str = "too few"  # improved, worse, none, too few (repeats), not measured
+    evidence: str = (
+        "too few"  # improved, worse, small (sure, and below the effect), none, too few (repeats), not measured
+    )
     gate: str | None = None  # passed, failed, undecided, void (nothing is compared); None is not gated
     more_repeats: int | None = None  # that would decide an undecided gate; None where no sensible number would
     note: str = ""
@@ -204,7 +206,7 @@ def _judged(
     middle = float(mean_changes(column.differences[:, None])[0])
     low, change, high = (column.share(value) for value in (interval[0], middle, interval[1]))
     up = higher_is_better(metric)
-    evidence = "none" if low <= 0 <= high else "worse" if (change < 0) == up else "improved"
+    evidence = evidence_of(change if up else -change, low, high, rules.effect)
     found = Change(metric, column.base, column.new, column.pairs, change, low, high, evidence)
     if not gated:
         return found
@@ -214,6 +216,13 @@ def _judged(
     if verdict == "undecided":
         more = _more_repeats(loss, most - loss, column.pairs, family, rules.effect)
     return replace(found, gate=verdict, more_repeats=more)
+
+
+def evidence_of(gain: float, low: float, high: float, effect: float) -> str:
+    """`gain`: the change for the better; `low` and `high`: the interval of the change, whichever way is better."""
+    if low <= 0 <= high:
+        return "none"
+    return "small" if abs(gain) < effect else "improved" if gain > 0 else "worse"
 
 
 def verdict_of(evidence: str, loss: float, most: float, effect: float) -> str:

@@ -16,7 +16,8 @@ from pdbench.report.tables import definitions
 from pdbench.report.wording import clean
 
 _TERMS = (
-    ("worse, improved", "the interval of the change excludes zero; its colour says nothing of its size"),
+    ("worse, improved", "the interval of the change excludes zero, and the change reaches the effect of interest"),
+    ("small", "the interval excludes zero, and the change is below the effect of interest"),
     ("none", "no evidence: the interval includes zero, which does not show that nothing changed"),
     ("interval", "of the relative change, for all changes of its table together, from repeats with the same arrivals"),
     ("failed", "worse for sure, and by the effect of interest or more"),

@@ -61,7 +61,7 @@ def _case(suite: Xml.Element, comparison: Comparison, cell: CellChange, change: 
     elif change.gate == "void":  # the suite's error says that nothing was compared
         Xml.SubElement(case, "skipped", message=told)
     elif change.gate == "undecided":
-        Xml.SubElement(case, "skipped", message=f"{told}; {said.why_undecided(change)}")
+        Xml.SubElement(case, "skipped", message=f"{told}; {said.why_undecided(change)}. {said.STRICT}")
     else:
         Xml.SubElement(case, "system-out").text = told
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from pdbench.report import wording
 from pdbench.report.compare import said
-from pdbench.report.compare.comparison import CellChange, Comparison
+from pdbench.report.compare.comparison import UNDECIDED, CellChange, Comparison
 from pdbench.report.compare.gate import VALIDITY, Change
 from pdbench.report.markdown import COMMENT_LIMIT, folded, plain, table
 from pdbench.report.wording import number
@@ -31,6 +31,8 @@ def _comment(comparison: Comparison) -> str:
     lines = [f"### {simulated}pdbench: {HEADS[comparison.status]}", "", plain(said.verdict(comparison)), ""]
     if step := said.next_step(comparison):
         lines += [f"Next: {plain(step)}", ""]
+    if comparison.status == UNDECIDED:
+        lines += [plain(said.STRICT), ""]
     telling = [(cell, change) for cell, change in comparison.gates if _tells(change)]
     rest = [pair for pair in comparison.gates if pair not in telling]
     lines += _table(comparison, telling)

@@ -165,8 +165,10 @@ def _because(cell: CellChange, change: Change) -> str:
 def untold(changes: Sequence[Change], thing: str) -> str:
     """`2 gates without evidence of a change, 1 gate with too few repeats to tell`."""
     few = sum(change.evidence == "too few" for change in changes)
-    none = len(changes) - few
-    said = [f"{wording.counted(none, thing)} without evidence of a change"] if none else []
+    small = sum(change.evidence == "small" for change in changes)
+    none = len(changes) - few - small
+    said = [f"{wording.counted(small, thing)} with a small change"] if small else []
+    said += [f"{wording.counted(none, thing)} without evidence of a change"] if none else []
     said += [f"{wording.counted(few, thing)} with too few repeats to tell"] if few else []
     return ", ".join(said)
 
@@ -230,6 +232,9 @@ def _capital(text: str) -> str:
     return text[:1].upper() + text[1:]
 
 
+STRICT = "Undecided does not fail; --strict makes it fail."
+
+
 def next_step(comparison: Comparison) -> str:
     """What to type or do next; empty where nothing is left to do."""
     if comparison.refused:
@@ -272,17 +277,19 @@ def rests_on(comparison: Comparison) -> str:
 
 
 def _sessions(comparison: Comparison) -> Iterator[str]:
-    """What two runs do not share is in their change and in no interval; a failed gate is what this misleads most."""
+    """What two runs do not share is in their change and in no interval, whichever way it goes."""
     turns = "Two targets in one sweep (--target a=... --target b=...) take turns."
     if apart := measured_apart(comparison.base, comparison.new):
         yield f"measured {apart} apart: whatever else changed in between counts as a change too. {turns}"
-    if comparison.status == FAILED and comparison.base.path != comparison.new.path and comparison.searched:
-        yield f"two runs are two sessions, whose own speeds no interval knows. Confirm it before you act. {turns}"
-    elif comparison.status == FAILED and comparison.base.path != comparison.new.path:
-        yield (
-            "two runs are two sessions, whose own speeds no interval knows: where those differ by 1%, 5 to 9% of "
-            f"comparisons fail with nothing changed. Confirm it before you act. {turns}"
-        )
+    if comparison.base.path == comparison.new.path:
+        return
+    told = {change.evidence for _, change in comparison.gates}
+    doubt = "two runs are two sessions, whose own speeds no interval knows"
+    if comparison.status == FAILED or "improved" in told:
+        often = "where those differ by 1%, 5 to 9% of comparisons fail with nothing changed, and as many improve"
+        yield f"{doubt}{'' if comparison.searched else f': {often}'}. Confirm it before you act. {turns}"
+    elif "small" in told:
+        yield f"{doubt}: a small change may be theirs. {turns}"
 
 
 def _spared(cell: PairedCell) -> bool:
