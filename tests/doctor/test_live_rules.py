@@ -193,7 +193,7 @@ def test_a_deployment_on_ipv6(capsys: pytest.CaptureFixture[str]) -> None:
     with running(Settings(mode="push", host="::1").on_free_ports()) as testbed:
         assert main(["doctor", *flags(testbed)]) == 0
         assert "disaggregated" in capsys.readouterr().out
-        assert main(["watch", *flags(testbed), "--once", "--interval", "200ms"]) == 0
+        assert main(["watch", *flags(testbed), "--once", "--interval", "100ms"]) == 0
         assert "2/2 up" in capsys.readouterr().out
 
 

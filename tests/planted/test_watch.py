@@ -16,13 +16,17 @@ from pdbench.testbed.settings import Settings
 from tests.planted.virtual import sweep
 
 
-def frames(run: Run, settings: Settings) -> list[Reading]:
-    """The reading of the last ten seconds at each scrape of the run."""
+def frames(run: Run, settings: Settings, every_s: float = 0.0, window_s: float = 10.0) -> list[Reading]:
+    """The reading of the last seconds at each scrape of the run, or at those so far apart."""
     servers = [(s["role"], s["url"]) for s in run.document["deployments"][0]["servers"]]
     view = Watch(build("bed", servers, slots={"decode-0": settings.max_num_seqs}, mode=settings.mode), 1.0)
     by_name = {server.name: server for server in view.servers}
+    view._now_s, last = window_s, -every_s
     found = []
     for t, page in run.table("metrics").groupby("t"):
+        if float(t) < last + every_s:
+            continue
+        last = float(t)
         for name, rows in page.groupby("server"):
             if name in by_name:
                 columns = ("metric", "canonical", "kind", "engine", "labels", "value")
@@ -41,6 +45,24 @@ def test_a_queue_that_drains_is_no_late_notice(tmp_path: Path, slots: int) -> No
     assert "decode-slots" in causes and set(causes) <= {"decode-slots", None}
     said = [reading.verdict for reading in seen if reading.cause == "decode-slots"]
     assert all(one.startswith("decode-slots: ") and "raise --max-num-seqs on decode" in one for one in said)
+
+
+def test_no_look_at_a_steady_load_contradicts_the_report(tmp_path: Path) -> None:
+    """Slots that are nearly all needed: a window without a wait says that waits come and go, a short one nothing."""
+    bed = Settings(mode="pull", max_num_seqs=4)
+    load: dict[str, Any] = {"rates": [4], "prompt_lens": [4096], "output_len": 128, "duration_s": 30.0}
+    run = sweep(tmp_path / "run", {"bed": bed}, **load).run
+    assert [c["cause"] for c in summarise(run)["cells"][0]["diagnosis"]] == ["decode-slots"]
+    short = [one for one in frames(run, bed, 2.9, 3.0)[2:] if (one.requests_per_s or 0.0) > 2]  # a queue is there
+    full = [one for one in frames(run, bed, 0.9) if one.length_s >= 10 and (one.requests_per_s or 0.0) > 2]
+    assert len(short) > 5 and len(full) > 15
+    for one in (*short, *full):
+        contradicts = one.decided and one.cause is None and "waits for one come and go" not in one.verdict
+        assert one.cause in ("decode-slots", None) and not contradicts, one.verdict
+    assert not any(one.decided and one.parts_between_ms["slot_wait"][0] <= 0 for one in short)
+    assert [one.cause for one in full].count("decode-slots") > 0.8 * len(full)
+    # Arrivals at random at a load that holds: what prefill sends more than decode ends is no lack of slots.
+    assert not [one.flags for one in (*short, *full) if "not-steady-state" in one.flags]
 
 
 def test_late_notices_are_named(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -12,6 +13,7 @@ from rich.console import Console
 from pdbench.deployment import build
 from pdbench.probe.scrape import Row
 from pdbench.probe.watch.frame import Watch
+from pdbench.probe.watch.sampled import Looks, in_words
 from pdbench.probe.watch.totals import Watched, by_role
 from pdbench.probe.watch.view import picture
 from pdbench.probe.watch.window import History
@@ -155,3 +157,25 @@ def test_what_stores_move_is_said_apart_from_handoffs() -> None:
     lines = [line.rstrip() for line in console.file.getvalue().splitlines()]  # type: ignore[attr-defined]
     assert "no handoff: offload load 3.00/s, 300 MB/s" in lines
     assert "no handoff: Mooncake store save 0.50/s, 50.0 MB/s" in lines
+
+
+@pytest.mark.parametrize("wait_s", [0.03, 0.4, 2.5])
+def test_what_looks_miss_of_a_wait_is_known(wait_s: float) -> None:
+    """Requests at random, each in a gauge for so long, seen once a second for ten: the truth lies between."""
+    rng = np.random.default_rng(7)
+    held = []
+    for _ in range(400):
+        begins = rng.uniform(0.0, 10.0, 40)
+        seen = sum(float(np.sum((begins < t) & (t <= begins + wait_s))) for t in rng.uniform(0, 1) + np.arange(14))
+        low, high = Looks(1000 / 40, 40).between(seen * 1000 / 40)
+        held.append(low <= 1000 * wait_s <= high)
+    assert np.mean(held) > 0.95
+
+
+@pytest.mark.parametrize(
+    ("value", "between", "said"),
+    [(583.0, (420.0, 750.0), "~580"), (1389.0, (900.0, 2400.0), "~1,400"), (0.0, (0.0, 68.7), "<69"),
+     (34.2, (32.0, 36.0), "~34"), (4.9, (4.3, 5.5), "~4.9"), (0.0, (0.0, 0.0), "0")],
+)  # fmt: skip
+def test_no_digit_is_printed_that_looks_do_not_know(value: float, between: tuple[float, float], said: str) -> None:
+    assert in_words(value, between) == said

@@ -127,7 +127,7 @@ def flags(testbed: Running) -> list[str]:
 
 
 def test_once_as_text_fits_eighty_columns(pull: Running, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["watch", *flags(pull), "--once", "--interval", "200ms"]) == 0
+    assert main(["watch", *flags(pull), "--once", "--interval", "100ms"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert max(map(len, lines)) <= 80 and "SIMULATED" in lines[0]
     assert any(line.startswith("decode-0") and "0/8" in line for line in lines)
@@ -136,7 +136,7 @@ def test_once_as_text_fits_eighty_columns(pull: Running, capsys: pytest.CaptureF
 
 
 def test_once_as_json(pull: Running, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["watch", *flags(pull), "--once", "--json", "--interval", "200ms"]) == 0
+    assert main(["watch", *flags(pull), "--once", "--json", "--interval", "100ms"]) == 0
     document = json.loads(capsys.readouterr().out, parse_constant=lambda name: pytest.fail(name))
     assert document["simulated"] is True
     assert {one["server"] for one in document["servers"]} == {"prefill-0", "decode-0"}
@@ -483,7 +483,7 @@ def test_what_prometheus_scraped_of_a_simulation_is_called_so(
         result = prometheus_of(answer.read().decode(), pull.decode_urls[0].removeprefix("http://"), 1000.0)
     api = Reply(json.dumps({"status": "success", "data": {"result": result}}).encode())
     with serving(Replay({}, otherwise=api)) as prometheus:
-        words = ["--prometheus", prometheus.url, "--once", "--interval", "200ms"]
+        words = ["--prometheus", prometheus.url, "--once", "--interval", "100ms"]
         assert main(["watch", "--decode", pull.decode_urls[0], *words]) == 0
     said = capsys.readouterr().out
     assert "SIMULATED" in said and "0/8" in said

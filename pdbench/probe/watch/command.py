@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json as jsonlib
+import math
 import signal
 import sys
 import time
@@ -24,7 +25,9 @@ if TYPE_CHECKING:
     from pdbench.probe.watch.frame import Frame, Watch
 
 Show = Callable[["Frame"], None]
-DIRECT, PROMETHEUS, ONCE = "1s", "15s", "3s"
+DIRECT, PROMETHEUS = "1s", "15s"
+ONCE_STEPS = 10  # from look to look
+ONCE_HELP = "Print one frame, of ten seconds: eleven looks, or fewer with a longer --interval."
 
 
 def watch(
@@ -40,14 +43,17 @@ def watch(
     metrics_url: options.MetricsUrl = None,
     api_key_env: options.ApiKeyEnv = None,
     api_key_file: options.ApiKeyFile = None,
-    interval: Annotated[str | None, typer.Option(help=f"Time between looks: {DIRECT}.")] = None,
+    interval: Annotated[
+        str | None,
+        typer.Option(metavar="TIME", help=f"Time between looks, {DIRECT} (--prometheus: {PROMETHEUS})."),
+    ] = None,
     prometheus: Annotated[
         str | None, typer.Option(metavar="URL", help="Read from a Prometheus server instead.")
     ] = None,
     export: Annotated[
         str | None, typer.Option(metavar="[ADDRESS:]PORT", help="Serve the derived values to Prometheus.")
     ] = None,
-    once: Annotated[bool, typer.Option("--once", help="Print one frame, after two looks.")] = False,
+    once: Annotated[bool, typer.Option("--once", help=ONCE_HELP)] = False,
     json: Annotated[bool, typer.Option("--json", help="A JSON line for each look.")] = False,
 ) -> None:
     """Watch a deployment: running and waiting by stage, KV use, transfers, where TTFT goes, now and over 5 minutes.
@@ -68,7 +74,7 @@ def watch(
         api_key_env=api_key_env,
         api_key_file=api_key_file,
     )
-    interval_s = seconds(interval or (PROMETHEUS if prometheus else ONCE if once else DIRECT), "--interval")
+    interval_s = seconds(interval or (PROMETHEUS if prometheus else DIRECT), "--interval")
     if interval_s < 0.1:
         raise UsageError("--interval must be at least 100ms.", "Scraping costs the servers time too.")
     deployment = chosen(flags, config_file(recipe))[0]
@@ -99,17 +105,30 @@ async def _watch(
             client = await stack.enter_async_context(session())
             look = from_prometheus(client, prometheus.rstrip("/"), deployment, watched.servers)
         if once:
-            await look()
-            watched.step(time.monotonic())
-            await asyncio.sleep(interval_s)
-            await look()
-            _print_once(watched.step(time.monotonic()), as_json=as_json)
+            _print_once(await _after(watched, look, interval_s), as_json=as_json)
             if not any(one.up for one in watched.servers):
                 raise Unreachable(
                     "no metrics page could be read.", "; ".join(one.trouble for one in watched.servers[:3])
                 )
         else:
             await _run(watched, look, interval_s, exporter, as_json=as_json)
+
+
+async def _after(watched: Watch, look: Callable[[], Awaitable[None]], interval_s: float) -> Frame:
+    """The frame of a whole window: what gauges show is known to the number of looks at them."""
+    from pdbench.probe.watch.frame import NOW_S
+
+    began = time.monotonic()
+    steps = min(ONCE_STEPS, max(2, math.ceil(NOW_S / interval_s)))
+    print(f"looking for {steps * interval_s:g} s, every {interval_s:g} s", file=sys.stderr)
+    await look()
+    frame = watched.step(time.monotonic())
+    for number in range(steps):
+        if any(one.up for one in watched.servers):  # else there is nothing to wait for
+            await asyncio.sleep(max(0.0, began + (number + 1) * interval_s - time.monotonic()))
+            await look()
+            frame = watched.step(time.monotonic())
+    return frame
 
 
 def _exporter(where: str | None) -> Exporter | None:

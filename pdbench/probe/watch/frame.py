@@ -24,6 +24,12 @@ class Frame:
     now: Reading
     long: Reading
 
+    @property
+    def verdict(self) -> str:
+        """Of the last seconds; of the longer window where those had too few requests and it has enough."""
+        over = not self.now.decided and self.long.decided and self.long.length_s > self.now.length_s
+        return f"over {self.long.words}: {self.long.verdict}" if over else self.now.verdict
+
     def document(self) -> dict[str, Any]:
         """As `--json` prints it; what was not measured is absent."""
         return {

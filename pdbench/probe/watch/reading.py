@@ -5,15 +5,22 @@ The parts have the meaning that the report gives them; what only a client can se
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+from pdbench.probe.watch.sampled import Between, Looks, in_words
 from pdbench.probe.watch.totals import Watched
 from pdbench.probe.watch.window import Window
 
 PARTS = ("prefill_queue", "prefill", "slot_wait", "post", "transfer", "poll", "first_step")
-FEW_REQUESTS = 3  # below it a mean says nothing of the deployment
+FEW_REQUESTS = 5  # below it a mean says nothing of the deployment
 HALF = 0.5
+SURE = 0.1  # of TTFT, that a named part takes at least, as in the report
+BUSY = (
+    2 / 3
+)  # of the slots: with fewer in use a wait for one is an accident, with more it comes and goes (the report's)
+CHANCE = 2.0  # standard deviations of a count
 NAMED = 3  # servers that a flag names
 SLOTS_FULL = 0.95  # mean use of the slots from which a wait for one is no accident
 RECOMPUTED_TOKENS = 2.0  # per request: the step that computes the last token of a prompt needs one
@@ -75,6 +82,7 @@ class Reading:
     handoff_ms: float | None  # post + transfer + poll
     tpot_ms: float | None
     parts_ms: Mapping[str, float]  # PARTS that were measured
+    parts_between_ms: Mapping[str, Between]  # where those lie that are known from looks only
     slots_needed: float | None
     slots_held: float | None
     slots_available: int | None
@@ -84,6 +92,13 @@ class Reading:
     flags: Mapping[str, str] = field(default_factory=dict)  # validity code -> evidence
     cause: str | None = None
     verdict: str = ""
+    decided: bool = True  # whether the requests and looks of this window are enough for a verdict
+
+    @property
+    def words(self) -> str:
+        """Of its length: `10 s`, `5 min`."""
+        seconds = round(self.length_s)
+        return f"{seconds // 60} min" if seconds >= 120 else f"{seconds} s"
 
 
 def mode_of(window: Window, said: str | None) -> str | None:
@@ -117,6 +132,7 @@ def read(window: Window, servers: Sequence[Watched], mode: str | None, *, certai
         handoff_ms=sum(handoff) if handoff else None,
         tpot_ms=tpot_ms,
         parts_ms=parts,
+        parts_between_ms={} if maker == "colocated" else _between(window, parts, mode),
         slots_needed=needed,
         slots_held=held,
         slots_available=available,
@@ -150,7 +166,7 @@ def _available(servers: Iterable[Watched], role: str) -> int | None:
 
 def _disaggregated(window: Window, mode: str | None, mover: str) -> dict[str, float]:
     """Decode's queue time holds slot wait, transfer and poll (pull), and the prefill leg too (push)."""
-    requests = window.delta("decode", "queue_s:count") or window.delta("decode", "e2e_s:count")
+    requests = _decoded(window)
     post, xfer = window.mean_ms(mover, "nixl_post_s"), _first(window, mover, MOVES)
     found = {
         "prefill_queue": window.mean_ms("prefill", "queue_s"),
@@ -166,6 +182,35 @@ def _disaggregated(window: Window, mode: str | None, mover: str) -> dict[str, fl
         if queue is not None and xfer is not None and mode == "pull":
             found["poll"] = _poll_ms(window, queue - 1000 * area / requests, xfer, requests)
     return {name: value for name in PARTS if (value := found.get(name)) is not None}
+
+
+def _decoded(window: Window) -> float | None:
+    """Requests of the window by which decode's means are taken."""
+    return window.delta("decode", "queue_s:count") or window.delta("decode", "e2e_s:count")
+
+
+def _between(window: Window, parts: Mapping[str, float], mode: str | None) -> dict[str, Between]:
+    """Slot wait and poll are sampled. Decode's queue time, which is counted, bounds from above what looks may have
+    missed: both are in it, with the transfer. Where it is shorter than what was seen it tells of earlier requests."""
+    requests = _decoded(window)
+    if not requests or not window.steps or "slot_wait" not in parts:
+        return {}
+    looks = Looks(1000 * window.length_s / window.steps / requests, requests)
+    moved_ms = parts.get("post", 0.0) + parts.get("transfer", 0.0)
+    found = {"slot_wait": looks.between(parts["slot_wait"])}
+    if "poll" in parts:
+        low, high = looks.between(1000 * (window.delta("decode", "fetching:area") or 0.0) / requests)
+        found["poll"] = max(0.0, low - moved_ms), max(parts["poll"], high - moved_ms)
+    queue_ms = window.mean_ms("decode", "queue_s")
+    if queue_ms is None:
+        return found
+    leg_ms = parts.get("prefill_queue", 0.0) + parts.get("prefill", 0.0) if mode == "push" else 0.0
+    least = moved_ms + leg_ms + sum(low for low, _ in found.values())
+    return {name: (low, _bounded(high, parts[name], queue_ms - least + low)) for name, (low, high) in found.items()}
+
+
+def _bounded(high: float, value: float, most: float) -> float:
+    return min(high, most) if most > value else high
 
 
 def _rate(window: Window, role: str, names: Sequence[str]) -> float | None:
@@ -198,21 +243,23 @@ def _colocated(window: Window) -> dict[str, float]:
 
 
 def _needed(window: Window, maker: str, done: float | None, held: float | None) -> float | None:
-    """What the load needs: slots held, scaled by how much faster prefill sends requests than decode ends them."""
+    """What the load needs: slots held, scaled by how much faster prefill sends requests than decode ends them, where
+    that is more than requests which come at random make of a steady load."""
     asked = window.per_s("prefill", "e2e_s:count")
     if held is None or not done or maker == "colocated" or asked is None:
         return held
-    return held * max(1.0, asked / done)
+    more = (asked - done) * window.length_s
+    return held * asked / done if more > CHANCE * math.sqrt(asked * window.length_s) else held
 
 
 def _judged(found: Reading, window: Window, servers: Sequence[Watched], maker: str, mode: str | None) -> Reading:
     flags = dict(_flags(found, window, servers, maker))
-    cause, verdict = _verdict(found, window, servers, maker, mode)
+    cause, verdict, decided = _verdict(found, window, servers, maker, mode)
     if "kv-expired" in flags:
         verdict = f"outputs untrusted: {flags['kv-expired']}. {verdict}"
     elif "decode-recomputed" in flags:
         verdict = f"no disaggregation: {flags['decode-recomputed']}. {verdict}"
-    return replace(found, flags=flags, cause=cause, verdict=verdict)
+    return replace(found, flags=flags, cause=cause, verdict=verdict, decided=decided)
 
 
 def _flags(found: Reading, window: Window, servers: Sequence[Watched], maker: str) -> Iterable[tuple[str, str]]:
@@ -248,17 +295,18 @@ def _some(names: Sequence[str]) -> str:
 
 def _verdict(
     found: Reading, window: Window, servers: Sequence[Watched], maker: str, mode: str | None
-) -> tuple[str | None, str]:
-    """The one thing that the view leads with."""
+) -> tuple[str | None, str, bool]:
+    """The one thing that the view leads with, and whether there was enough to judge by."""
     if not any(server.up for server in servers):
-        return None, "no server answers."
+        return None, "no server answers.", True
     if found.length_s <= 0:
-        return None, "gathering: rates and means need two looks."
-    if (found.requests_per_s or 0.0) * found.length_s < FEW_REQUESTS:
-        return None, "hardly any request ended in this window: nothing to judge."
-    total = sum(found.parts_ms.values())
+        return None, "gathering: rates and means need two looks.", False
+    requests, total = (found.requests_per_s or 0.0) * found.length_s, sum(found.parts_ms.values())
+    few = f"{_requests(requests)} and {window.steps + 1} looks in {found.length_s:.0f} s: too few for a verdict"
+    if requests < FEW_REQUESTS:
+        return None, f"{few}.", False
     if not total:
-        return None, "no server shows where TTFT goes: see metrics-missing."
+        return None, "no server shows where TTFT goes: see metrics-missing.", True
     part, value = max(found.parts_ms.items(), key=lambda one: one[1])
     cause = UNKNOWN if part == "post" and mode == "push" else CAUSES.get(part)  # in push no loop waits for posts
     use = window.mean(maker, "running")
@@ -266,20 +314,51 @@ def _verdict(
     if part == "slot_wait" and found.slots_available and use is not None:
         if use < SLOTS_FULL * found.slots_available and kv > KV_FULL:
             cause = "decode-kv-pool"
-        elif use < HALF * found.slots_available:
+        elif use < BUSY * found.slots_available:
             cause = None
     if maker == "colocated" and part == "prefill_queue":
         cause = _colocated_queue(use, kv, found.slots_available)
+    if not _sure(found, part, total):
+        return None, f"{few}{_come_and_go(found)}.", False
     if cause is None or value < HALF * total:
         name = "queue" if maker == "colocated" and part == "prefill_queue" else part.replace("_", " ")
-        return None, f"no part of TTFT stands out: the largest is {name}, {value:,.0f} of {total:,.0f} ms."
+        none = f"no part of TTFT stands out: the largest is {name}, {_of(found, part, total)} ms"
+        return None, f"{none}{_come_and_go(found)}.", True
     slots = ""
     if cause == "decode-slots" and found.slots_needed and found.slots_available:
         slots = f", {found.slots_needed:.1f} of {found.slots_available} slots needed"
     advice = ADVICE[cause].format(where="decode")
     if maker == "colocated":
         advice = COLOCATED.get(cause, ADVICE[cause].format(where="the co-located server"))
-    return cause, f"{cause}: {value:,.0f} of {total:,.0f} ms of TTFT on the servers{slots}; {advice}."
+    return cause, f"{cause}: {_of(found, part, total)} ms of TTFT on the servers{slots}; {advice}.", True
+
+
+def _of(found: Reading, part: str, total: float) -> str:
+    """`60 of 75`, or `~410 of ~460` of what is sampled."""
+    value, between = found.parts_ms[part], found.parts_between_ms.get(part)
+    if between is None or between[0] <= 0:
+        return f"{value:,.0f} of {total:,.0f}"
+    rest = total - value
+    return f"{in_words(value, between)} of {in_words(total, (between[0] + rest, between[1] + rest))}"
+
+
+def _sure(found: Reading, largest: str, total: float) -> bool:
+    """Whether looks are enough: to name the largest part, or to say that none which they sample takes half of TTFT."""
+    if largest in found.parts_between_ms and found.parts_ms[largest] >= HALF * total:
+        return found.parts_between_ms[largest][0] >= SURE * total
+    missed = ((high, high - found.parts_ms[part]) for part, (_, high) in found.parts_between_ms.items())
+    return not any(high >= HALF * (total + more) for high, more in missed)
+
+
+def _come_and_go(found: Reading) -> str:
+    needed, there = found.slots_needed, found.slots_available
+    if not needed or not there or needed < BUSY * there:
+        return ""
+    return f"; {needed:.1f} of {there} slots are needed, so that waits for one come and go"
+
+
+def _requests(count: float) -> str:
+    return f"{count:.0f} request{'' if round(count) == 1 else 's'}"
 
 
 def _colocated_queue(running: float | None, kv: float, slots: int | None) -> str:

@@ -11,6 +11,7 @@ from rich.text import Text
 from pdbench.deployment import ROLES
 from pdbench.probe.watch.frame import Frame
 from pdbench.probe.watch.reading import PARTS, Reading
+from pdbench.probe.watch.sampled import in_words
 from pdbench.probe.watch.totals import STAGES, Watched
 
 SORTS: dict[str, Callable[[Watched], object]] = {
@@ -26,7 +27,7 @@ FULL = 0.95
 
 def picture(frame: Frame, sort: str, *, paused: bool, height: int | None, keys: bool) -> RenderableType:
     """The frame as rich draws it; `height` in lines cuts the list of servers and long flags, never the verdict."""
-    parts: list[RenderableType] = [_title(frame, sort, paused), Text(frame.now.verdict, style="bold")]
+    parts: list[RenderableType] = [_title(frame, sort, paused), Text(frame.verdict, style="bold")]
     whole = height is None
     parts += [
         Text(f"{code}: {evidence}", style="red", no_wrap=not whole, overflow="fold" if whole else "ellipsis")
@@ -95,7 +96,7 @@ def _flow(frame: Frame) -> Table:
         have = "?" if reading.slots_available is None else f"{reading.slots_available:,}"
         nbytes = reading.transfer_nbytes_per_s
         table.add_row(
-            _length(reading),
+            reading.words,
             _figure(reading.requests_per_s),
             _figure(reading.prompt_tokens_per_s),
             _figure(reading.output_tokens_per_s),
@@ -125,18 +126,19 @@ def _split(frame: Frame) -> Table:
     for part in PARTS:
         table.add_column(part.replace("_", " "), justify="right")
     for reading in _windows(frame):
-        table.add_row(_length(reading), *(_figure(reading.parts_ms.get(part)) for part in PARTS))
+        table.add_row(reading.words, *(_part(reading, part) for part in PARTS))
     return table
+
+
+def _part(reading: Reading, part: str) -> str:
+    """What is sampled is printed to the digit that the looks make sure."""
+    value, between = reading.parts_ms.get(part), reading.parts_between_ms.get(part)
+    return _figure(value) if value is None or between is None else in_words(value, between)
 
 
 def _windows(frame: Frame) -> list[Reading]:
     """The short window and the long one, or one of them where they are still the same."""
-    return [frame.now] if _length(frame.now) == _length(frame.long) else [frame.now, frame.long]
-
-
-def _length(reading: Reading) -> str:
-    seconds = round(reading.length_s)
-    return f"{seconds // 60} min" if seconds >= 120 else f"{seconds} s"
+    return [frame.now] if frame.now.words == frame.long.words else [frame.now, frame.long]
 
 
 def _count(value: float | None) -> str:

@@ -15,6 +15,7 @@ class Window:
 
     length_s: float
     deltas: Mapping[str, Mapping[str, float]]  # by role, then by name of the total
+    steps: int = 0  # from look to look
 
     def delta(self, role: str, name: str) -> float | None:
         return self.deltas.get(role, {}).get(name)
@@ -50,12 +51,13 @@ class History:
         if len(self.kept) < 2:
             return Window(0.0, {})
         end_s, end = self.kept[-1]
-        start_s, start = next(
-            (one for one in reversed(self.kept) if one[0] <= end_s - length_s),
-            self.kept[0],
+        steps = next(
+            (back for back, (t_s, _) in enumerate(reversed(self.kept)) if t_s <= end_s - length_s),
+            len(self.kept) - 1,
         )
+        start_s, start = self.kept[-1 - steps]
         deltas = {
             role: {name: value - start.get(role, {}).get(name, 0.0) for name, value in totals.items()}
             for role, totals in end.items()
         }
-        return Window(end_s - start_s, deltas)
+        return Window(end_s - start_s, deltas, steps)
