@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from math import comb
 from pathlib import Path
 from typing import Any
@@ -156,6 +157,35 @@ def test_a_percentile_without_requests_enough_gates_nothing() -> None:
     change = next(change for _, change in found.gates if change.metric == "p99_ttft_ms")
     assert (change.evidence, change.gate) == ("not measured", "undecided")
     assert "299" in change.note
+
+
+def losing(repeats: int, lost: Sequence[int]) -> dict[str, Any]:
+    """A summary whose repeats have 200 requests each, so many of which failed or were turned away."""
+    ended = zip(exact(repeats), lost, strict=True)
+    return summary([cell([{**r, "completed": 200 - n, "failed": n - n // 2, "rejected": n // 2} for r, n in ended])])
+
+
+@pytest.mark.parametrize(
+    ("lost", "gate", "evidence"),
+    [
+        ([8] * 5, "failed", "worse"),
+        ([1, 0, 0, 0, 0], None, "none"),  # one of a thousand is a word, and no gate
+        ([40, 0, 0, 0, 0], "undecided", "none"),  # a burst in one repeat of five
+        ([8], "undecided", "too few"),
+        ([0] * 5, "", ""),
+    ],
+)
+def test_requests_that_are_left_unanswered(lost: list[int], gate: str | None, evidence: str) -> None:
+    """Latencies are of the answered ones: who answers fewer may be as fast."""
+    found = compared(losing(len(lost), [0] * len(lost)), losing(len(lost), lost))
+    seen = [change for cell in found.cells for change in (*cell.gates, *cell.watched) if change.metric == "unanswered"]
+    assert [(change.gate, change.evidence) for change in seen] == ([(gate, evidence)] if evidence else [])
+    if gate == "failed":
+        assert found.status == "failed" and "NEW left 40 of 1,000 requests unanswered, BASE 0 of 1,000" in verdict(
+            found
+        )
+    better = compared(losing(len(lost), lost), losing(len(lost), [0] * len(lost)))
+    assert not [change for _, change in better.gates if change.metric == "unanswered"]
 
 
 def test_fisher_is_the_tea_tasting() -> None:

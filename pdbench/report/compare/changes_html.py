@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pdbench.report import wording
 from pdbench.report.compare import said
 from pdbench.report.compare.comparison import CellChange, Comparison
-from pdbench.report.compare.gate import VALIDITY, Change, higher_is_better
+from pdbench.report.compare.gate import SHARES, Change, higher_is_better
 from pdbench.report.compare.strip import Scale, axis, evidence_class, interval
 from pdbench.report.markup import Child, Markup, table, tag
 from pdbench.report.wording import clean, number
@@ -113,6 +113,4 @@ def _row(cell: CellChange, change: Change, scale: Scale, comparison: Comparison,
 def _value(change: Change, value: float | None) -> str:
     if value is None:
         return wording.NOT_MEASURED
-    return (
-        wording.percent(value) if change.metric == VALIDITY else f"{number(value)} {said.unit(change.metric)}".rstrip()
-    )
+    return wording.percent(value) if change.metric in SHARES else f"{number(value)} {said.unit(change.metric)}".rstrip()

@@ -11,6 +11,7 @@ from pdbench.report.compare.gate import WATCHED, Change, Rules, changes, validit
 from pdbench.report.compare.pairs import PairedCell, paired_cells
 from pdbench.report.compare.refusals import Refusal, refusals, refusals_of_searches
 from pdbench.report.compare.sides import Side
+from pdbench.report.compare.unanswered import unanswered_change
 
 FAILED, PASSED, UNDECIDED, REFUSED, MEANINGLESS = "failed", "passed", "undecided", "refused", "meaningless"
 VOID = "void"  # of a gate, where nothing can be compared: it says what was seen and decides nothing
@@ -71,10 +72,12 @@ def compare(base: Side, new: Side, rules: Rules) -> Comparison:
     watched = changes(paired, [name for name in seen_too if name not in rules.gates], rules, gated=False)
     cells, without = [], []
     for cell, judged, seen in zip(paired, gates, watched, strict=True):
-        lost = validity_change(cell, len(paired), rules)
+        lost = [validity_change(cell, len(paired), rules), unanswered_change(cell, len(paired), rules)]
         if not cell.pairs:
             without.append(f"{cell.name}: {cell.why_not}")
-        all_gates = (*([lost] if lost else []), *judged)
+        own = [change for change in lost if change is not None]
+        all_gates = (*(change for change in own if change.gate is not None), *judged)
+        seen = [*(change for change in own if change.gate is None), *seen]
         cells.append(
             CellChange(cell, all_gates, tuple(seen), tuple(parts_of_change(cell)), tuple(causes(cell, base, new)))
         )

@@ -57,7 +57,8 @@ _KEY = re.compile(
 HIGHER_IS_BETTER = ("throughput", "goodput", "gb_s", "capacity", "knee")
 EFFECT = 0.05
 PAIRS_WORTH_PLANNING = 100  # beyond, what is asked for is another experiment
-VALIDITY = "validity"
+VALIDITY, UNANSWERED = "validity", "unanswered"
+SHARES = (VALIDITY, UNANSWERED)  # of repeats, of requests
 # Void because of what the servers did. The other codes doubt the measurement, and say nothing of the servers.
 SERVERS_FAULT = {
     "not-steady-state",

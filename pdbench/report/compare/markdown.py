@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pdbench.report import wording
 from pdbench.report.compare import said
 from pdbench.report.compare.comparison import UNDECIDED, CellChange, Comparison
-from pdbench.report.compare.gate import VALIDITY, Change
+from pdbench.report.compare.gate import SHARES, Change
 from pdbench.report.markdown import COMMENT_LIMIT, folded, plain, table
 from pdbench.report.wording import number
 
@@ -75,9 +75,7 @@ def _row(cell: CellChange, change: Change) -> list[str]:
 def _value(change: Change, value: float | None) -> str:
     if value is None:
         return wording.NOT_MEASURED
-    return (
-        wording.percent(value) if change.metric == VALIDITY else f"{number(value)} {said.unit(change.metric)}".rstrip()
-    )
+    return wording.percent(value) if change.metric in SHARES else f"{number(value)} {said.unit(change.metric)}".rstrip()
 
 
 def _parts(comparison: Comparison) -> list[str]:

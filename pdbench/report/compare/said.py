@@ -15,7 +15,7 @@ from pdbench.report.compare.comparison import (
 )
 from pdbench.report.compare.evidence import PAIRS_FOR_PERMUTATION, PAIRS_FOR_T
 from pdbench.report.compare.explain import Part, leading_parts, measured_apart
-from pdbench.report.compare.gate import SERVERS_FAULT, VALIDITY, Change, higher_is_better
+from pdbench.report.compare.gate import SERVERS_FAULT, SHARES, UNANSWERED, VALIDITY, Change, higher_is_better
 from pdbench.report.compare.pairs import PairedCell
 from pdbench.report.wording import clean, number, part_name
 
@@ -28,6 +28,7 @@ _NAMES = {
     "request_goodput": ("goodput", "req/s"),
     "waiting_mean": ("waiting", "requests"),
     VALIDITY: ("validity", "void"),
+    UNANSWERED: ("unanswered", "of the requests"),
     "gb_s": ("bandwidth", "GB/s"),
     "capacity": ("capacity", "req/s"),
     "knee": ("knee", "req/s"),
@@ -81,7 +82,7 @@ def span(change: Change) -> str:
 
 def change_sentence(change: Change) -> str:
     """`mean TTFT 160 -> 182 ms, +13% (+9.1% to +17%)`."""
-    if change.metric == VALIDITY:
+    if change.metric in SHARES:
         return change.note
     if change.base is None or change.new is None:
         return f"{metric_name(change.metric)}: {change.note}"
@@ -112,7 +113,7 @@ def verdict(comparison: Comparison) -> str:
 def loss(change: Change) -> float:
     """The share by which a change is for the worse."""
     if change.change is None:
-        return (change.new or 0.0) - (change.base or 0.0) if change.metric == VALIDITY else 0.0
+        return (change.new or 0.0) - (change.base or 0.0) if change.metric in SHARES else 0.0
     return -change.change if higher_is_better(change.metric) else change.change
 
 

@@ -13,7 +13,7 @@ from pdbench.report.columns import Column, Layout, arrange
 from pdbench.report.compare import said
 from pdbench.report.compare.comparison import FAILED, REFUSED, CellChange, Comparison
 from pdbench.report.compare.explain import measured_on
-from pdbench.report.compare.gate import VALIDITY, Change
+from pdbench.report.compare.gate import SHARES, Change
 from pdbench.report.compare.pairs import name_of
 from pdbench.report.text import MARK_WIDTH, hanging, printed
 from pdbench.report.wording import clean, number, part_name
@@ -145,7 +145,7 @@ def _figures(comparison: Comparison, of: Any) -> list[Column]:
 def _value(name: str) -> Any:
     def text(change: Change) -> str:
         value = getattr(change, name)
-        return wording.percent(value) if change.metric == VALIDITY else number(value)
+        return wording.percent(value) if change.metric in SHARES else number(value)
 
     return text
 
@@ -183,7 +183,8 @@ def _watched(comparison: Comparison) -> Iterator[RenderableType]:
         f"{cell.cell.name}: {said.change_sentence(change)}"
         for cell in comparison.cells
         for change in cell.watched
-        if change.evidence in ("worse", "improved") and abs(change.change or 0.0) >= comparison.rules.effect
+        if change.metric in SHARES
+        or (change.evidence in ("worse", "improved") and abs(change.change or 0.0) >= comparison.rules.effect)
     ]
     if seen:
         yield Text()
