@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 
 import numpy as np
 import pytest
@@ -179,3 +180,15 @@ def test_what_looks_miss_of_a_wait_is_known(wait_s: float) -> None:
 )  # fmt: skip
 def test_no_digit_is_printed_that_looks_do_not_know(value: float, between: tuple[float, float], said: str) -> None:
     assert in_words(value, between) == said
+
+
+@pytest.mark.parametrize("absurd", [1e308, 1.7e308, -1e308, -3.0, 1e31])
+def test_a_value_that_is_no_count_is_left_out(absurd: float) -> None:
+    """Each is a finite number, and two ranks' sum is none; a frame of them is still JSON."""
+    view = Watch(build("t", [("decode", "http://d:1")]), 1.0)
+    for t in range(5):
+        counted = [counter(absurd, engine=e) for e in "01"]
+        view.servers[0].take(float(t), [*(gauge(absurd, engine=e) for e in "01"), *counted, gauge(2.0, "waiting")])
+        frame = view.step(float(t))
+    assert view.servers[0].now["waiting"] == 2.0 and "running" not in view.servers[0].now
+    json.dumps(frame.document(), allow_nan=False)

@@ -14,6 +14,7 @@ from pdbench.probe.scrape import Row
 
 CUMULATIVE = ("counter", "sum", "count")
 RESET_SHARE = 1e-6  # of its value that a counter must lose to have gone back
+MOST = 1e30  # of anything that is counted, measured or added up here; a page may say more, or less than nothing
 STAGES = ("waiting_to_start", "in_progress", "completed_waiting")
 SOURCES = ("local_compute", "external_kv_transfer", "local_cache_hit")
 
@@ -47,6 +48,8 @@ class Watched:
         gauges: dict[str, float] = {}
         back = False
         for _, canonical, kind, engine, labels, value in rows:
+            if not 0 <= value < MOST:
+                continue
             if kind == "gauge":
                 name = _named(canonical, labels)
                 old = gauges.get(name, 0.0)
