@@ -71,6 +71,7 @@ async def watched(testbed: Running, at_once: bool) -> Frame:
             while not all(one.done() for one in sends):
                 await asyncio.sleep(0.02)
                 await look()
+                view.step(time.monotonic())
             await asyncio.gather(*sends)
         else:
             for i in range(REQUESTS):
