@@ -40,6 +40,11 @@ SPREADING = {"--goodput": ":", "--role": "=", "--class": "@"}
 _REFUSED = cast("type[Exception]", typer.BadParameter.__mro__[1])
 
 
+# What a value is, where its option does not say it: for a reader, not for Python.
+_KINDS = {r" ?<list\[Path\]>": "", r"<list\[\w+\]>": "LIST", "<str>": "TEXT", "<path>": "PATH"}
+_KINDS |= {r"<int(?: range)?>": "N", r"<float(?: range)?>": "X"}
+
+
 class Grouped(TyperCommand):
     """A verb whose help has its options under headings (`rich_help_panel`), every name in full: rich's own panels cut
     long ones off, and take longer."""
@@ -50,7 +55,10 @@ class Grouped(TyperCommand):
             record = param.get_help_record(ctx)
             usual = "Arguments" if param.param_type_name == "argument" else "Options"
             if record is not None:
-                groups.setdefault(getattr(param, "rich_help_panel", None) or usual, []).append(record)
+                names = record[0]
+                for kind, word in _KINDS.items():
+                    names = re.sub(kind, word, names)
+                groups.setdefault(getattr(param, "rich_help_panel", None) or usual, []).append((names, record[1]))
         for heading, records in sorted(groups.items(), key=lambda group: group[0] == "Options"):
             with formatter.section(heading):
                 formatter.write_dl(records)

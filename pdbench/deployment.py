@@ -20,6 +20,7 @@ ROLES = ("proxy", "prefill", "decode", "colocated", "render")
 MODES = ("pull", "push", "colocated")
 DEFAULT_TARGET = "default"  # of a run that names none
 GUIDE_PORTS = {"proxy": 8192, "prefill": 8100, "decode": 8200}
+DEFAULT_PORTS = "default ports"  # the source of a deployment that nobody named: those of the guide, on this host
 API_KEY_VARIABLE = "PDBENCH_API_KEY"
 
 

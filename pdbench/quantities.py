@@ -21,6 +21,15 @@ def seconds(text: str, option: str) -> float:
     return _scaled(text, option, _SECONDS, "a time such as 100ms, 2s or 1m")
 
 
+def milliseconds(text: str, option: str) -> float:
+    """A limit in ms: `500ms`, `2s`; a bare number is ms, as in vllm bench serve's --goodput. Finite and above 0."""
+    bare = re.fullmatch(r"\s*\d*\.?\d+(?:[eE][+-]?\d+)?\s*", text)
+    found = float(text) if bare else round(seconds(text, option) * 1000, 6)
+    if not 0 < found < math.inf:
+        raise UsageError(f"{option}: the limit is a number above 0 or a time such as 500ms, not {text!r}.")
+    return found
+
+
 def nbytes(text: str, option: str) -> int:
     """`64MiB`, `1GB`; a bare number is bytes."""
     return round(_scaled(text, option, _NBYTES, "a size such as 64MiB or 1GB"))

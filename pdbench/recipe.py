@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from pdbench.deployment import (
+    DEFAULT_PORTS,
     DEFAULT_TARGET,
     GUIDE_PORTS,
     MODES,
@@ -207,7 +208,7 @@ def chosen(flags: TargetFlags, file: Recipe | None) -> list[Deployment]:
         built = file.deployment(DEFAULT_TARGET, key, flags.urls, **flags.known)
     else:
         urls = [(role, f"http://127.0.0.1:{port}") for role, port in GUIDE_PORTS.items()]
-        built = build(DEFAULT_TARGET, urls, key=key, source="default ports", **flags.known)
+        built = build(DEFAULT_TARGET, urls, key=key, source=DEFAULT_PORTS, **flags.known)
     return [with_logs(with_slots(built, flags.max_num_seqs, flags.prefill_max_num_seqs), flags.logs)]
 
 

@@ -174,7 +174,7 @@ class Run:
             schema = int(document["schema"])
             _look_through(document)
         except FileNotFoundError:
-            raise UsageError(f"{path} is not a run directory: it has no run.json.") from None
+            raise UsageError(f"{path} is not a run directory: it has no run.json.", _runs_near(path)) from None
         except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             raise UsageError(f"{file} cannot be read: {type(error).__name__}, {error}.") from None
         if schema > SCHEMA:
@@ -332,6 +332,16 @@ class Run:
             if file.stem.partition("-w")[0] not in sealed:  # a crash between sealing a cell and removing its lines
                 for piece in _from_lines(table, file):
                     yield piece.select(schema.names)
+
+
+def _runs_near(path: Path) -> str:
+    """The newest run in a folder that is none itself, or beside a name that is wrong; empty without any."""
+    folder = path if path.is_dir() else path.parent
+    try:
+        found = sorted(folder.glob("*/run.json"), key=lambda file: file.stat().st_mtime)
+    except OSError:
+        return ""
+    return f"Try {found[-1].parent}, the newest of {len(found)} in {folder}." if found else ""
 
 
 def _boot_id() -> str | None:

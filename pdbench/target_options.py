@@ -10,10 +10,12 @@ import typer
 Texts = list[str] | None
 TARGET = "What is measured"
 
-Proxy = Annotated[Texts, typer.Option(help="URL of the proxy that takes the requests.", rich_help_panel=TARGET)]
-Prefill = Annotated[Texts, typer.Option(help="URL of a prefill server; repeatable.", rich_help_panel=TARGET)]
-Decode = Annotated[Texts, typer.Option(help="URL of a decode server; repeatable.", rich_help_panel=TARGET)]
-Colocated = Annotated[Texts, typer.Option(help="URL of a co-located server; repeatable.", rich_help_panel=TARGET)]
+Proxy = Annotated[Texts, typer.Option(metavar="URL", help="The proxy that takes the requests.", rich_help_panel=TARGET)]
+Prefill = Annotated[Texts, typer.Option(metavar="URL", help="A prefill server; repeatable.", rich_help_panel=TARGET)]
+Decode = Annotated[Texts, typer.Option(metavar="URL", help="A decode server; repeatable.", rich_help_panel=TARGET)]
+Colocated = Annotated[
+    Texts, typer.Option(metavar="URL", help="A co-located server; repeatable.", rich_help_panel=TARGET)
+]
 RecipeFile = Annotated[
     Path | None, typer.Option("--recipe", help="A deployment from a TOML file.", rich_help_panel=TARGET)
 ]
@@ -23,6 +25,8 @@ Model = Annotated[str | None, typer.Option(help="Served model; asked of the serv
 MaxNumSeqs = Annotated[
     int | None, typer.Option(min=1, help="Slots of each decode (or co-located) server.", rich_help_panel=TARGET)
 ]
-MetricsUrl = Annotated[Texts, typer.Option(help="SERVER=URL where a page is elsewhere.", rich_help_panel=TARGET)]
+MetricsUrl = Annotated[
+    Texts, typer.Option(metavar="SERVER=URL", help="Where a page is elsewhere.", rich_help_panel=TARGET)
+]
 ApiKeyEnv = Annotated[str | None, typer.Option(help="Variable that holds the API key.", rich_help_panel=TARGET)]
 ApiKeyFile = Annotated[Path | None, typer.Option(help="File that holds it.", rich_help_panel=TARGET)]

@@ -107,7 +107,7 @@ def test_a_wrong_value_names_its_flag(flags: dict[str, Any], named: str) -> None
 
 def test_goodput_takes_repeats_commas_and_words() -> None:
     wanted = {"ttft": 2000.0, "tpot": 30.0}
-    for values in (["ttft:2000", "tpot:30"], ["ttft:2000,tpot:30"], ["ttft:2000 tpot:30"]):
+    for values in (["ttft:2000", "tpot:30"], ["ttft:2000,tpot:30"], ["ttft:2000 tpot:30"], ["ttft:2s", "tpot:30ms"]):
         assert plan(goodput=values).goodput_ms == wanted
 
 

@@ -203,8 +203,10 @@ def test_newer_schemas_are_refused_and_older_ones_read(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="schema 99"):
         Run.open(run.path)
     (tmp_path / "other").mkdir()
-    with pytest.raises(UsageError, match="not a run directory"):
-        Run.open(tmp_path / "other")
+    for wrong in (tmp_path, tmp_path / "other"):
+        with pytest.raises(UsageError, match="not a run directory") as told:
+            Run.open(wrong)
+        assert (f"Try {run.path}, the newest of 1" in told.value.hint) == (wrong == tmp_path)
     (run.path / "run.json").write_text("{")
     with pytest.raises(UsageError, match="cannot be read"):
         Run.open(run.path)

@@ -15,7 +15,7 @@ from pdbench.littles_law.kv import LAYOUTS, KvShape
 from pdbench.littles_law.links import Link, known_link, own_link
 from pdbench.littles_law.models import known_model, shape_from_config
 from pdbench.littles_law.ratio import ROUTINGS, Site, Slo
-from pdbench.quantities import positive, several
+from pdbench.quantities import milliseconds, several
 
 LOAD, GOAL = "The load", "What must hold"
 ENGINES, HANDOFF = "The engines", "The model, its KV cache and the link"
@@ -77,7 +77,9 @@ TpotSlope = Annotated[
 Goodput = Annotated[
     list[str] | None,
     typer.Option(
-        "--goodput", help="SLOs in ms: ttft:2000 tpot:50 (default); itl:50 is p99 of gaps.", rich_help_panel=GOAL
+        "--goodput",
+        help="SLOs, in ms or with a unit: ttft:2000 tpot:50 (default); itl:50 is p99 of gaps.",
+        rich_help_panel=GOAL,
     ),
 ]
 SloShare = Annotated[
@@ -194,8 +196,10 @@ def slo_of(goodput: list[str] | None, share: float) -> Slo:
     for word in several([part for value in goodput or [] for part in value.split()], "--goodput", str):
         metric, _, limit = word.partition(":")
         if metric not in limits:
-            raise UsageError(f"--goodput wants ttft:, tpot: or itl:MILLISECONDS, not {word!r}.")
-        limits[metric] = several([limit or "missing"], "--goodput", positive)[0]
+            raise UsageError(
+                f"--goodput wants ttft:, tpot: or itl: with a limit such as 2000, 500ms or 2s, not {word!r}."
+            )
+        limits[metric] = milliseconds(limit, "--goodput")
     if not 0.5 <= share <= 0.999:
         raise UsageError(f"--slo-share wants 0.5 to 0.999, not {share:g}.", "Goodput is usually stated for 0.9.")
     assert limits["ttft"] is not None and limits["tpot"] is not None

@@ -58,7 +58,10 @@ def ratio(
         float, typer.Option("--rate-scale", help="Play the trace this much faster.", rich_help_panel=options.LOAD)
     ] = 1.0,
     window: Annotated[
-        str, typer.Option("--window", help="Part of a trace that has one ratio.", rich_help_panel=options.LOAD)
+        str,
+        typer.Option(
+            "--window", metavar="TIME", help="Part of a trace that has one ratio.", rich_help_panel=options.LOAD
+        ),
     ] = "5m",
     instances: Annotated[
         int, typer.Option("--instances", min=2, max=64, help="Instances to share out.", rich_help_panel=options.ENGINES)
@@ -78,16 +81,25 @@ def ratio(
     routing: options.Routing = "split",
     turn_to: options.TurnTo = None,
     phase: Annotated[
-        str, typer.Option("--phase", help="How long each load of --turn-to lasts.", rich_help_panel=options.LOAD)
+        str,
+        typer.Option(
+            "--phase", metavar="TIME", help="How long each load of --turn-to lasts.", rich_help_panel=options.LOAD
+        ),
     ] = "10m",
     controller: Annotated[
         bool, typer.Option("--controller", help="Simulate a controller over --trace.", rich_help_panel=options.ENGINES)
     ] = False,
     control_every: Annotated[
-        str, typer.Option("--control-every", help="The controller's interval.", rich_help_panel=options.ENGINES)
+        str,
+        typer.Option(
+            "--control-every", metavar="TIME", help="The controller's interval.", rich_help_panel=options.ENGINES
+        ),
     ] = "15s",
     switch: Annotated[
-        str, typer.Option("--switch", help="A drained instance's change of role.", rich_help_panel=options.ENGINES)
+        str,
+        typer.Option(
+            "--switch", metavar="TIME", help="A drained instance's change of role.", rich_help_panel=options.ENGINES
+        ),
     ] = "1s",
     seed: Annotated[int, typer.Option("--seed", help="Of the simulated arrivals.", rich_help_panel=options.LOAD)] = 0,
     measured_ttft_ms: options.MeasuredTtft = None,

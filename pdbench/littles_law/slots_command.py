@@ -68,7 +68,9 @@ def slots(
         Number,
         typer.Option("--tpot-at-batch", help="Requests running when --tpot was taken.", rich_help_panel=DECODERS),
     ] = None,
-    slo_wait_p99: Annotated[str, typer.Option("--slo-wait-p99", help="The p99 wait that is allowed.")] = "100ms",
+    slo_wait_p99: Annotated[
+        str, typer.Option("--slo-wait-p99", metavar="TIME", help="The p99 wait that is allowed.")
+    ] = "100ms",
     num_prompts: Annotated[int | None, typer.Option("--num-prompts", help="Also: what a run this long shows.")] = None,
     normalised: Annotated[
         bool, typer.Option("--vllm-arrivals", help="That run's arrivals rescaled as by vllm bench serve.")

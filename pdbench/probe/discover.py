@@ -12,7 +12,7 @@ from dataclasses import replace
 
 import aiohttp
 
-from pdbench.deployment import Deployment, Server
+from pdbench.deployment import DEFAULT_PORTS, Deployment, Server
 from pdbench.errors import PdbenchError, Unreachable, UsageError
 from pdbench.probe.agreement import (
     agreed_mode,
@@ -123,7 +123,7 @@ async def _refuse_what_cannot_serve(
         answer for name, answer in answers.items() if name != "metrics" or server.metrics_url == f"{server.url}/metrics"
     ]
     flags = _FLAGS.get(server.role, f"--{server.role}")
-    if deployment.source == "default ports":
+    if deployment.source == DEFAULT_PORTS:
         flags = "--proxy, that of the others with --prefill and --decode"  # the proxy alone is too little for `watch`
     error = _trouble(flags, where, own, answers["/v1/models"])
     if error is None and all(answer.html for answer in own if answer.answered) and any(a.answered for a in own):

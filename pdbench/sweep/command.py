@@ -35,14 +35,25 @@ SEARCH = "A search instead of given rates (docs/capacity.md)"
 
 def sweep(
     proxy: Annotated[
-        Texts, typer.Option(help="URL of the proxy that takes the requests.", rich_help_panel=TARGET)
+        Texts, typer.Option(metavar="URL", help="The proxy that takes the requests.", rich_help_panel=TARGET)
     ] = None,
-    prefill: Annotated[Texts, typer.Option(help="URL of a prefill server; repeatable.", rich_help_panel=TARGET)] = None,
-    decode: Annotated[Texts, typer.Option(help="URL of a decode server; repeatable.", rich_help_panel=TARGET)] = None,
-    server: Annotated[Texts, typer.Option(help="URL of a co-located server.", rich_help_panel=TARGET)] = None,
-    render: Annotated[Texts, typer.Option(help="URL of a render server; repeatable.", rich_help_panel=TARGET)] = None,
+    prefill: Annotated[
+        Texts, typer.Option(metavar="URL", help="A prefill server; repeatable.", rich_help_panel=TARGET)
+    ] = None,
+    decode: Annotated[
+        Texts, typer.Option(metavar="URL", help="A decode server; repeatable.", rich_help_panel=TARGET)
+    ] = None,
+    server: Annotated[
+        Texts, typer.Option(metavar="URL", help="A co-located server; repeatable.", rich_help_panel=TARGET)
+    ] = None,
+    render: Annotated[
+        Texts, typer.Option(metavar="URL", help="A render server; repeatable.", rich_help_panel=TARGET)
+    ] = None,
     target: Annotated[
-        Texts, typer.Option(help="NAME=RECIPE_OR_PROXY_URL; give two to compare them.", rich_help_panel=TARGET)
+        Texts,
+        typer.Option(
+            metavar="NAME=RECIPE|URL", help="URL of its proxy; give two to compare them.", rich_help_panel=TARGET
+        ),
     ] = None,
     recipe: Annotated[Path | None, typer.Option(help="A deployment from a TOML file.", rich_help_panel=TARGET)] = None,
     testbed: Annotated[
@@ -64,12 +75,20 @@ def sweep(
         typer.Option(min=0.001, help="GB/s between a prefill and a decode instance.", rich_help_panel=TARGET),
     ] = None,
     metrics_url: Annotated[
-        Texts, typer.Option(help="SERVER=URL where a page is elsewhere: decode-0=http://...", rich_help_panel=TARGET)
+        Texts,
+        typer.Option(
+            metavar="SERVER=URL", help="Where a page is elsewhere: decode-0=http://...", rich_help_panel=TARGET
+        ),
     ] = None,
     decode_log: Annotated[
-        Texts, typer.Option(help="Log of decode, file or pipe: its KV transfer lines.", rich_help_panel=TARGET)
+        Texts,
+        typer.Option(
+            metavar="FILE", help="Log of decode, file or pipe: its KV transfer lines.", rich_help_panel=TARGET
+        ),
     ] = None,
-    prefill_log: Annotated[Texts, typer.Option(help="The same of prefill (push).", rich_help_panel=TARGET)] = None,
+    prefill_log: Annotated[
+        Texts, typer.Option(metavar="FILE", help="The same of prefill (push).", rich_help_panel=TARGET)
+    ] = None,
     api_key_env: Annotated[
         str | None, typer.Option(help="Variable that holds the API key.", rich_help_panel=TARGET)
     ] = None,
@@ -107,13 +126,19 @@ def sweep(
         bool | None,
         typer.Option("--ignore-eos/--no-ignore-eos", help="Full length, or real ends.", rich_help_panel=LOAD),
     ] = None,
-    goodput: Annotated[Texts, typer.Option(help="SLOs in ms: ttft:2000 tpot:30.", rich_help_panel=LOAD)] = None,
+    goodput: Annotated[
+        Texts, typer.Option(help="SLOs, in ms or with a unit: ttft:2000 tpot:30, ttft:2s.", rich_help_panel=LOAD)
+    ] = None,
     num_prompts: Annotated[
         str | None, typer.Option(help="Requests a cell; lifts the 60 s.", rich_help_panel=LONG)
     ] = None,
-    duration: Annotated[str | None, typer.Option(help="Length of a cell: 60s.", rich_help_panel=LONG)] = None,
+    duration: Annotated[
+        str | None, typer.Option(metavar="TIME", help="Length of a cell: 60s; also ms, m and h.", rich_help_panel=LONG)
+    ] = None,
     repeats: Annotated[int | None, typer.Option(min=1, help="Measure the grid so often.", rich_help_panel=LONG)] = None,
-    timeout: Annotated[str | None, typer.Option(help="Deadline of a request: 600s.", rich_help_panel=LONG)] = None,
+    timeout: Annotated[
+        str | None, typer.Option(metavar="TIME", help="Deadline of a request: 600s.", rich_help_panel=LONG)
+    ] = None,
     arrivals: Annotated[str | None, typer.Option(help="poisson, gamma or constant.", rich_help_panel=WAY)] = None,
     burstiness: Annotated[
         float | None, typer.Option(help="Gamma shape of the gaps; 1 is Poisson.", rich_help_panel=WAY)
@@ -149,16 +174,19 @@ def sweep(
     slo: Annotated[
         Texts,
         typer.Option(
-            help="ttft:p99:500ms, tpot:mean:30ms, attained:95% of --goodput; repeatable.", rich_help_panel=SEARCH
+            help="ttft:p99:500ms (or 500), tpot:mean:30ms, attained:95% of --goodput; repeatable.",
+            rich_help_panel=SEARCH,
         ),
     ] = None,
     max_duration: Annotated[
-        str | None, typer.Option(help="Time for the whole search: 1h.", rich_help_panel=SEARCH)
+        str | None, typer.Option(metavar="TIME", help="For the whole search: 1h.", rich_help_panel=SEARCH)
     ] = None,
     classes: Annotated[
-        Texts, typer.Option("--class", help="NAME:[PROMPT/]OUT@RATE; repeat to mix.", rich_help_panel=SHAPE)
+        Texts, typer.Option("--class", metavar="NAME:[PROMPT/]OUT@RATE", help="Repeat to mix.", rich_help_panel=SHAPE)
     ] = None,
-    ramp: Annotated[str | None, typer.Option(help="From 1 to 8 requests/s: 1:8.", rich_help_panel=SHAPE)] = None,
+    ramp: Annotated[
+        str | None, typer.Option(metavar="START:END", help="From 1 to 8 requests/s: 1:8.", rich_help_panel=SHAPE)
+    ] = None,
     ramp_up_strategy: Annotated[
         str | None, typer.Option(help="linear or exponential, as in vllm bench.", rich_help_panel=SHAPE)
     ] = None,
@@ -166,7 +194,8 @@ def sweep(
         Texts, typer.Option(help="One rate after the other in one cell: 1,2,4,8.", rich_help_panel=SHAPE)
     ] = None,
     trace: Annotated[
-        str | None, typer.Option(help="Replay a trace: Azure's CSV, Mooncake's JSONL.", rich_help_panel=SHAPE)
+        str | None,
+        typer.Option(metavar="FILE", help="Replay a trace: Azure's CSV, Mooncake's JSONL.", rich_help_panel=SHAPE),
     ] = None,
     speed: Annotated[Texts, typer.Option(help="The trace so many times as fast: 1,2.", rich_help_panel=SHAPE)] = None,
     prefix_len: Annotated[
@@ -178,12 +207,12 @@ def sweep(
     sessions: Annotated[Texts, typer.Option(help="Multi-turn chats, so many at a time.", rich_help_panel=SHAPE)] = None,
     turns: Annotated[int | None, typer.Option(min=1, help="Turns of a session: 5.", rich_help_panel=SHAPE)] = None,
     think_time: Annotated[
-        str | None, typer.Option(help="Mean pause before each turn: 1s.", rich_help_panel=SHAPE)
+        str | None, typer.Option(metavar="TIME", help="Mean pause before each turn: 1s.", rich_help_panel=SHAPE)
     ] = None,
     out: Annotated[Path | None, typer.Option(help="Run directory: runs/DATE-TIME.", rich_help_panel=RUN)] = None,
     resume: Annotated[Path | None, typer.Option(help="Go on with a run directory.", rich_help_panel=RUN)] = None,
     sample_interval: Annotated[
-        str | None, typer.Option(help="Time between scrapes: 500ms.", rich_help_panel=RUN)
+        str | None, typer.Option(metavar="TIME", help="Between scrapes: 500ms.", rich_help_panel=RUN)
     ] = None,
     json: Annotated[bool, typer.Option("--json", help="Print summary.json to stdout.", rich_help_panel=RUN)] = False,
 ) -> None:
@@ -245,7 +274,8 @@ def _last_words(begun: list[Run]) -> Iterator[None]:
         raise
     except PdbenchError as error:
         if begun and str(begun[0].path) not in error.hint:
-            error.hint = f"{error.hint} {_go_on(begun[0])}".strip()
+            hint = error.hint if error.hint.endswith((".", "?")) or not error.hint else f"{error.hint}."
+            error.hint = f"{hint} {_go_on(begun[0])}".strip()
         raise
 
 

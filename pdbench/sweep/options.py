@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from pdbench.errors import UsageError
-from pdbench.quantities import count, positive, seconds, several
+from pdbench.quantities import count, milliseconds, seconds, several
 from pdbench.sweep.lengths import Law, law, laws, the_trace
 from pdbench.sweep.load_options import LOADS, OF_LOAD, WITH_CLASSES, Load, flag, load_of
 from pdbench.sweep.plan import DEFAULT_DURATION_S, Plan, grid
@@ -256,6 +256,9 @@ def _goodput(values: list[str]) -> dict[str, float]:
     for word in several([part for value in values for part in value.split()], "--goodput", str):
         metric, colon, limit = word.partition(":")
         if metric not in SLO_METRICS or not colon:
-            raise UsageError(f"--goodput wants METRIC:MILLISECONDS with {', '.join(SLO_METRICS)}, not {word!r}.")
-        slos[metric] = several([limit], "--goodput", positive)[0]
+            raise UsageError(
+                f"--goodput wants METRIC:LIMIT with {', '.join(SLO_METRICS)}, not {word!r}.",
+                "Such as ttft:2000 or ttft:2s.",
+            )
+        slos[metric] = milliseconds(limit, "--goodput")
     return slos

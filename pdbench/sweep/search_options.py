@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from pdbench.errors import UsageError
-from pdbench.quantities import seconds
+from pdbench.quantities import milliseconds, seconds
 from pdbench.sweep.plan import Cell
 
 FINDS = ("find_capacity", "find_knee")
@@ -105,12 +104,8 @@ def _slo(word: str, has_goodput: bool) -> dict[str, Any]:
             f"--slo wants METRIC:STATISTIC:LIMIT with {', '.join(METRICS)} and mean or a percentile, not {word!r}.",
             "Such as ttft:p99:500ms, tpot:mean:30ms, or attained:95% with --goodput.",
         )
-    limit = match["limit"]
-    # As in --goodput, a bare number is milliseconds.
-    limit_ms = float(limit) if re.fullmatch(r"\d*\.?\d+", limit) else seconds(limit, "--slo") * 1000
+    limit_ms = milliseconds(match["limit"], "--slo")
     statistic = "p50" if match["statistic"] == "median" else match["statistic"]
-    if limit_ms <= 0 or not math.isfinite(limit_ms):
-        raise UsageError(f"--slo {word}: the limit is a number above 0.")
     if statistic != "mean" and not 0 < float(statistic[1:]) <= HIGHEST:
         raise UsageError(f"--slo {word}: a percentile is above p0 and at most p{HIGHEST:g}.")
     return {"metric": match["metric"], "statistic": statistic, "limit": round(limit_ms, 6)}

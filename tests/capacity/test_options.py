@@ -34,6 +34,12 @@ def test_a_search_begins_with_one_short_probe_for_each_target_and_shape() -> Non
     assert grown.of(grown.cells[-1]).num_prompts == 700 and grown.cells[-1].cell == 4
 
 
+def test_a_limit_of_an_slo_is_in_ms_or_has_its_unit_as_in_goodput() -> None:
+    for text in ("ttft:p99:500ms", "ttft:p99:500", "ttft:p99:0.5s"):
+        search = planned(find_capacity=True, slo=[text]).search
+        assert search["slos"] == [{"metric": "ttft", "statistic": "p99", "limit": 500.0}]
+
+
 def test_attained_is_a_share_of_goodput() -> None:
     plan = planned(find_capacity=True, slo=["attained:95%"], goodput=["ttft:2000 tpot:30"])
     assert plan.search is not None

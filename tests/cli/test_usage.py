@@ -12,6 +12,8 @@ from pathlib import Path
 import pytest
 
 from pdbench.cli import folded, main, say
+from pdbench.testbed.settings import Settings
+from tests.planted.virtual import sweep
 
 
 @pytest.mark.parametrize(
@@ -79,7 +81,18 @@ def test_many_options_stand_under_headings(
     assert groups[-1].startswith("Options:\n") and "--help" in groups[-1]
     assert all(len(line) <= int(columns) for line in text.splitlines())
     if verb == "sweep":
-        assert "  --prompt-lens, --random-input-len, --input-len <" in text, "a name that is cut cannot be typed"
+        assert "  --prompt-lens, --random-input-len, --input-len LIST" in text, "a name that is cut cannot be typed"
+        assert re.search(r"--proxy URL +\S", text) and re.search(r"--duration TIME +\S.*60s", text)
+    assert not re.findall(r"<(?:list|str|int|float|path)\b.*", text), "a type of Python's tells a reader nothing"
+
+
+def test_who_goes_on_with_servers_that_are_gone_is_told_so_in_whole_sentences(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = sweep(tmp_path / "run", {"default": Settings()}, rates=[4], prompt_lens=[64], duration_s=1.0).run
+    assert main(["sweep", "--resume", str(run.path)]) == 4
+    said = " ".join(capsys.readouterr().err.split())
+    assert ". Go on: pdbench sweep --resume " in said, said
 
 
 def test_a_port_in_use_is_said_like_everything_else(capsys: pytest.CaptureFixture[str]) -> None:

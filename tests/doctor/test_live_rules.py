@@ -203,6 +203,9 @@ def test_nothing_there(capsys: pytest.CaptureFixture[str]) -> None:
     printed = capsys.readouterr()
     assert "cannot be reached" in printed.err
     assert {check["rule"] for check in json.loads(printed.out)["checks"]} == {"reachable"}
+    assert "default ports" not in printed.err
+    main(["doctor"])
+    assert "No server is named: these are the default ports of this host, 8192 (proxy)" in capsys.readouterr().err
 
 
 def test_exchanged_roles_and_a_wrong_mode_are_called_so(capsys: pytest.CaptureFixture[str]) -> None:

@@ -11,6 +11,7 @@ from typing import Annotated, Any
 import typer
 
 from pdbench import target_options as options
+from pdbench.deployment import DEFAULT_PORTS, GUIDE_PORTS
 from pdbench.errors import GateFailed, Unreachable, UsageError
 from pdbench.recipe import Recipe, TargetFlags, chosen, config_file
 
@@ -56,6 +57,10 @@ def doctor(
 
     file = config_file(recipe)
     deployment = chosen(flags, file)[0]
+    guessed = deployment.source == DEFAULT_PORTS
+    if guessed:
+        ports = ", ".join(f"{port} ({role})" for role, port in GUIDE_PORTS.items())
+        print(f"No server is named: these are the default ports of this host, {ports}.", file=sys.stderr)
     checks, down, simulated = asyncio.run(
         examine(deployment, entries_of(file, flags), file.sweep if file else {}, tpot)
     )
@@ -68,7 +73,7 @@ def doctor(
         if down and not any(check.rule == "reachable" for check in checks):
             print("No server answers: this is what the recipe alone says.", file=sys.stderr)
         print_checks(checks, simulated=simulated)
-    _conclude(checks, down, recipe_only=file is not None and not flags.urls)
+    _conclude(checks, down, recipe_only=file is not None and not flags.urls, guessed=guessed)
 
 
 def entries_of(file: Recipe | None, flags: TargetFlags) -> Sequence[dict[str, Any]]:
@@ -84,10 +89,12 @@ def _document(checks: Sequence[Any], *, simulated: bool) -> dict[str, Any]:
     return {"checks": [check._asdict() for check in checks], **counts, "simulated": simulated}
 
 
-def _conclude(checks: Sequence[Any], down: Sequence[str], *, recipe_only: bool) -> None:
+def _conclude(checks: Sequence[Any], down: Sequence[str], *, recipe_only: bool, guessed: bool) -> None:
     failed = [check for check in checks if check.level == "fail"]
     if down and not recipe_only:
-        raise Unreachable(f"{', '.join(down)} cannot be reached.", "Start it or correct its URL, then ask again.")
+        name = "Name the servers with --proxy, --prefill, --decode, --server or --recipe."
+        hint = name if guessed else "Start it or correct its URL, then ask again."
+        raise Unreachable(f"{', '.join(down)} cannot be reached.", hint)
     if not checks:
         raise UsageError("there is nothing to check.", "Give --proxy, --prefill, --decode or --recipe.")
     refused = [check.where for check in failed if check.rule == "reachable" and "credentials" in check.evidence]

@@ -46,7 +46,7 @@ def probe_transfer(
     op: Annotated[Texts, typer.Option(help="read (pull), write (push); both.", rich_help_panel=HOW)] = None,
     in_flight: Annotated[Texts, typer.Option(help="Transfers at once: 1,2,4.", rich_help_panel=HOW)] = None,
     poll_interval: Annotated[
-        str | None, typer.Option(help="Also look only this often: 10ms.", rich_help_panel=HOW)
+        str | None, typer.Option(metavar="TIME", help="Also look only this often: 10ms.", rich_help_panel=HOW)
     ] = None,
     memory: Annotated[Texts, typer.Option(help="auto, dram, vram.", rich_help_panel=HOW)] = None,
     gpu: Annotated[str | None, typer.Option(help="GPUs of prefill and decode: 0,1.", rich_help_panel=HOW)] = None,
@@ -63,9 +63,11 @@ def probe_transfer(
         str | None, typer.Option(metavar="ADDR:PORT", help="Be the decode host.", rich_help_panel=WHERE)
     ] = None,
     token_file: Annotated[Path | None, typer.Option(help="File with the token.", rich_help_panel=WHERE)] = None,
-    duration: Annotated[str, typer.Option(help="Time for each shape.", rich_help_panel=RUN)] = "1s",
+    duration: Annotated[str, typer.Option(metavar="TIME", help="For each shape.", rich_help_panel=RUN)] = "1s",
     repeats: Annotated[int, typer.Option(min=1, max=100, help="Passes over all shapes.", rich_help_panel=RUN)] = 5,
-    timeout: Annotated[str, typer.Option(help="The most that all of it may take.", rich_help_panel=RUN)] = "15m",
+    timeout: Annotated[
+        str, typer.Option(metavar="TIME", help="The most that all of it may take.", rich_help_panel=RUN)
+    ] = "15m",
     seed: Annotated[int, typer.Option(min=0, help="Of block ids and orders.", rich_help_panel=RUN)] = 0,
     out: Annotated[Path | None, typer.Option(help="Run directory.", rich_help_panel=RUN)] = None,
     json: Annotated[bool, typer.Option("--json", help="Print summary.json.", rich_help_panel=RUN)] = False,
