@@ -26,7 +26,8 @@ MaxNumSeqs = Annotated[
     int | None, typer.Option(min=1, help="Slots of each decode (or co-located) server.", rich_help_panel=TARGET)
 ]
 MetricsUrl = Annotated[
-    Texts, typer.Option(metavar="SERVER=URL", help="Where a page is elsewhere.", rich_help_panel=TARGET)
+    Texts,
+    typer.Option(metavar="SERVER=URL", help="Where a page is elsewhere: decode-0=http://...", rich_help_panel=TARGET),
 ]
 ApiKeyEnv = Annotated[str | None, typer.Option(help="Variable that holds the API key.", rich_help_panel=TARGET)]
 ApiKeyFile = Annotated[Path | None, typer.Option(help="File that holds it.", rich_help_panel=TARGET)]

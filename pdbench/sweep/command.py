@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from pdbench import target_options as options
 from pdbench.deployment import Deployment
 from pdbench.errors import GateFailed, Interrupted, InvalidRun, PdbenchError
 from pdbench.recipe import TargetFlags, chosen, config_file
@@ -22,8 +23,7 @@ if TYPE_CHECKING:
     from pdbench.sweep.plan import Plan
 
 Texts = list[str] | None
-TARGET, LOAD, LONG, WAY, RUN = (
-    "What is measured",
+LOAD, LONG, WAY, RUN = (
     "What is sent",
     "How long",
     "How it is sent",
@@ -34,65 +34,49 @@ SEARCH = "A search instead of given rates (docs/capacity.md)"
 
 
 def sweep(
-    proxy: Annotated[
-        Texts, typer.Option(metavar="URL", help="The proxy that takes the requests.", rich_help_panel=TARGET)
-    ] = None,
-    prefill: Annotated[
-        Texts, typer.Option(metavar="URL", help="A prefill server; repeatable.", rich_help_panel=TARGET)
-    ] = None,
-    decode: Annotated[
-        Texts, typer.Option(metavar="URL", help="A decode server; repeatable.", rich_help_panel=TARGET)
-    ] = None,
-    server: Annotated[
-        Texts, typer.Option(metavar="URL", help="A co-located server; repeatable.", rich_help_panel=TARGET)
-    ] = None,
+    proxy: options.Proxy = None,
+    prefill: options.Prefill = None,
+    decode: options.Decode = None,
+    server: options.Colocated = None,
     render: Annotated[
-        Texts, typer.Option(metavar="URL", help="A render server; repeatable.", rich_help_panel=TARGET)
+        Texts, typer.Option(metavar="URL", help="A render server; repeatable.", rich_help_panel=options.TARGET)
     ] = None,
     target: Annotated[
         Texts,
         typer.Option(
-            metavar="NAME=RECIPE|URL", help="URL of its proxy; give two to compare them.", rich_help_panel=TARGET
+            metavar="NAME=RECIPE|URL",
+            help="A recipe file, or a proxy; give two to compare them.",
+            rich_help_panel=options.TARGET,
         ),
     ] = None,
-    recipe: Annotated[Path | None, typer.Option(help="A deployment from a TOML file.", rich_help_panel=TARGET)] = None,
+    recipe: options.RecipeFile = None,
     testbed: Annotated[
-        str | None, typer.Option(help="Practise on a SIMULATED pull, push or colocated one.", rich_help_panel=TARGET)
+        str | None,
+        typer.Option(help="Practise on a SIMULATED pull, push or colocated one.", rich_help_panel=options.TARGET),
     ] = None,
-    engine: Annotated[str | None, typer.Option(help="vllm, dynamo, sglang; guessed.", rich_help_panel=TARGET)] = None,
-    mode: Annotated[str | None, typer.Option(help="pull, push or colocated; guessed.", rich_help_panel=TARGET)] = None,
-    model: Annotated[
-        str | None, typer.Option(help="Served model; asked of the server.", rich_help_panel=TARGET)
-    ] = None,
-    max_num_seqs: Annotated[
-        int | None, typer.Option(min=1, help="Slots of each decode (or co-located) server.", rich_help_panel=TARGET)
-    ] = None,
+    engine: options.Engine = None,
+    mode: options.Mode = None,
+    model: options.Model = None,
+    max_num_seqs: options.MaxNumSeqs = None,
     prefill_max_num_seqs: Annotated[
-        int | None, typer.Option(min=1, help="Slots of each prefill server.", rich_help_panel=TARGET)
+        int | None, typer.Option(min=1, help="Slots of each prefill server.", rich_help_panel=options.TARGET)
     ] = None,
     link_gb_s: Annotated[
         float | None,
-        typer.Option(min=0.001, help="GB/s between a prefill and a decode instance.", rich_help_panel=TARGET),
+        typer.Option(min=0.001, help="GB/s between a prefill and a decode instance.", rich_help_panel=options.TARGET),
     ] = None,
-    metrics_url: Annotated[
-        Texts,
-        typer.Option(
-            metavar="SERVER=URL", help="Where a page is elsewhere: decode-0=http://...", rich_help_panel=TARGET
-        ),
-    ] = None,
+    metrics_url: options.MetricsUrl = None,
     decode_log: Annotated[
         Texts,
         typer.Option(
-            metavar="FILE", help="Log of decode, file or pipe: its KV transfer lines.", rich_help_panel=TARGET
+            metavar="FILE", help="Log of decode, file or pipe: its KV transfer lines.", rich_help_panel=options.TARGET
         ),
     ] = None,
     prefill_log: Annotated[
-        Texts, typer.Option(metavar="FILE", help="The same of prefill (push).", rich_help_panel=TARGET)
+        Texts, typer.Option(metavar="FILE", help="The same of prefill (push).", rich_help_panel=options.TARGET)
     ] = None,
-    api_key_env: Annotated[
-        str | None, typer.Option(help="Variable that holds the API key.", rich_help_panel=TARGET)
-    ] = None,
-    api_key_file: Annotated[Path | None, typer.Option(help="File that holds it.", rich_help_panel=TARGET)] = None,
+    api_key_env: options.ApiKeyEnv = None,
+    api_key_file: options.ApiKeyFile = None,
     rates: Annotated[
         Texts, typer.Option("--rates", "--request-rate", help="Requests/s, open loop: 1,2,4,8.", rich_help_panel=LOAD)
     ] = None,
@@ -248,8 +232,8 @@ def sweep(
         else:
             run, file = None, None if testbed else config_file(recipe)
             deployments = [practice(stack, testbed, flags)] if testbed else chosen(flags, file)
-            options = merged(load, file.sweep if file else {}, str(file.path) if file else "")
-            plan = plan_from(options, [deployment.target for deployment in deployments])
+            asked = merged(load, file.sweep if file else {}, str(file.path) if file else "")
+            plan = plan_from(asked, [deployment.target for deployment in deployments])
         signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C, before the first cell too
         run, failure = _in_event_loop(_carry_out(run, begun, deployments, plan, out, workers, ray))
     with _last_words(begun):
