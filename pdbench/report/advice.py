@@ -45,11 +45,17 @@ def slot_advice(
     `prompts`: co-located, the TPOT of any batch beside its own prompts.
     """
     limit_s = acceptable_s(cell, wait_ms)
-    if loop is not None and slots.available and cell.rate is not None:
+    if loop is not None and slots.available and cell.rate is not None and not cell.stages:
         return _beside_held_loop(cell, slots, loop, limit_s)
     kv = cell.window.send_max(cell.decoder, "kv_cache_usage", average=True)
     full = "at most 1%" if kv is not None and kv < 0.01 else f"at most {kv or 0.0:.0%}"
     memory = "check KV memory first" if kv is None else f"its KV cache was {full} full"
+    if cell.stages:  # no number fits all rates, and the mean rate's is too low for the highest
+        most = max(max(stage["start"], stage["end"]) for stage in cell.stages)
+        return (
+            f"Raise --max-num-seqs on {slots.where} ({memory}), or lower the highest rate; for a number sweep that"
+            f" rate by itself (--rates {most:g})."
+        )
     if cell.streams is not None and slots.available and wait_ms is not None:
         return _in_closed_loop(cell, slots, wait_ms, limit_s, memory)
     tpot = prompts if prompts is not None else _growing(cell, slots)

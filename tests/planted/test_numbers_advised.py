@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from pdbench.report.summary import summarise
+from pdbench.sweep.stages import Stage
 from pdbench.testbed.settings import Settings
 from tests.planted.virtual import sweep
 
@@ -82,6 +83,17 @@ def test_who_mends_prefill_alone_is_told_of_the_next_queue(tmp_path: Path, slots
         each = int(number(r"--max-num-seqs on decode to (\d+)", now["decode-slots"]["advice"]))
         mended = measured(tmp_path / "mended", load, prefills=4, **sites | {"max_num_seqs": each})
         assert "decode-slots" not in by_name(mended)
+
+
+def test_no_number_of_slots_fits_a_rate_that_moves(tmp_path: Path) -> None:
+    """Its mean is 6.5 req/s, for which 9 slots would do; at the end 12 are asked. The highest alone has a number."""
+    ramp: dict[str, Any] = {"rates": [6.5], "output_len": 96, "duration_s": 40.0, "stages": (Stage(40.0, 1.0, 12.0),)}
+    advice = by_name(measured(tmp_path / "ramp", ramp, max_num_seqs=8))["decode-slots"]["advice"]
+    assert "--rates 12)" in advice and not re.search(r"to \d|\d req/s", advice)
+    highest: dict[str, Any] = {"rates": [12], "output_len": 96, "duration_s": 20.0}
+    found = by_name(measured(tmp_path / "highest", highest, max_num_seqs=8))["decode-slots"]["advice"]
+    slots = int(number(r"--max-num-seqs on decode to (\d+)", found))
+    assert by_name(measured(tmp_path / "enough", ramp, max_num_seqs=slots)) == {}
 
 
 def test_slots_beside_a_loop_that_stays_held_are_said_with_their_number(tmp_path: Path) -> None:

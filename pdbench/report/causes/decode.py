@@ -70,7 +70,8 @@ def slots_are_next(case: Case) -> Iterator[tuple[Cause, Taken | None]]:
     wait for a slot would be a cause: who mends prefill alone meets the next queue."""
     cell, slots = case.cell, case.slots
     queue = case.removed.get(PREFILL_QUEUE)
-    if queue is None or case.colocated or cell.streams is not None or not slots.demand or not slots.available:
+    steady = cell.streams is None and not cell.stages
+    if queue is None or case.colocated or not steady or not slots.demand or not slots.available:
         return
     held_s = slots.demand / cell.offered if cell.offered else 0.0
     wait_s = expected_wait_s(cell, slots.demand, slots.available, held_s)
