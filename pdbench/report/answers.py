@@ -45,6 +45,8 @@ class Answers:
     cached_tokens: Floats
     chunks: Floats
     request_class: NDArray[np.str_]
+    error_kind: NDArray[np.str_]
+    http_status: Floats
     session: Floats
     turn: Floats  # of its session, from 1
     reasoning_tokens: Floats  # of its answer
@@ -131,10 +133,10 @@ _COLUMN_OF = {
     "connected": "connected_s",
     **{name: f"{name}_s" for name in ("render_done", "derender_sent", "derender_done")},
     **{name: f"{name}_s" for name in ("prefill_sent", "prefill_done", "decode_sent", "told_prefill", "told_transfer")},
-    **{name: name for name in ("prompt_len", "output_len", "shared_len", "session", "turn", "chunks")},
+    **{name: name for name in ("prompt_len", "output_len", "shared_len", "session", "turn", "chunks", "http_status")},
     **{name: name for name in ("prompt_tokens", "output_tokens", "cached_tokens", "reasoning_tokens")},
 }
-COLUMNS = ("cell", "repeat", "index", "status", "class", *_COLUMN_OF.values())  # of requests.parquet
+COLUMNS = ("cell", "repeat", "index", "status", "class", "error_kind", *_COLUMN_OF.values())  # of requests.parquet
 
 
 def _unknown(n: int) -> Floats:
@@ -160,6 +162,7 @@ def answers_of(requests: Columns, events: Events, places: Ints) -> Answers:
     return Answers(
         status=np.asarray(requests["status"][some], str),
         request_class=np.asarray(requests["class"][some], str),
+        error_kind=np.asarray(requests["error_kind"][some], str),
         events=events.chosen(some),
         **{field: _some(requests[name], some) for field, name in _COLUMN_OF.items()},
     )

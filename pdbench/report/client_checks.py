@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator
 
 import numpy as np
@@ -49,7 +50,8 @@ def _not_steady(cell: Measured) -> Iterator[Finding]:
         reasons.append(f"TTFT grows {_ms(growth)} ms per request: the mean is a figure of this run's length")
     if seen.never_drains and seen.backlog is not None:
         out = seen.rate / seen.backlog.load if seen.rate else 0.0
-        reasons.append(f"{seen.backlog.share:.0%} of the requests stood in one backlog that let {out:.2f} req/s out")
+        share = f"{seen.backlog.share:.0%} of the requests"
+        reasons.append(f"{share} waited in one queue that never emptied and let {out:.2f} req/s through")
     if growth is None and seen.flight is not None and seen.flight_grows:
         reasons.append(
             f"requests in flight grew from {seen.flight.first:.0f} to {seen.flight.last:.0f}:"
@@ -198,14 +200,40 @@ def _failed(cell: Measured) -> Iterator[Finding]:
     if not failed:
         return
     share = failed / asked
-    which = ", ".join(f"{n} {kind}" for kind, n in kinds.items() if n)
-    text = (
-        f"{failed} of {asked} requests ({share:.1%}) have no whole answer: {which} (void above {FAILED_VOID_SHARE:.0%})"
-    )
+    text = f"{failed} of {asked} requests ({share:.1%}; void above {FAILED_VOID_SHARE:.0%}) have no whole answer:"
+    text += f" {_how_they_ended(cell)}"
     if kinds["timeout"]:
         text += "; timed-out ones rank above all others in the percentiles"
     severity = VOID if share > FAILED_VOID_SHARE else WARN
-    yield Finding("failed-requests", severity, text + ". The column error of requests.parquet has each cause.")
+    yield Finding("failed-requests", severity, text + ". Each one's own message: requests.parquet, column error.")
+
+
+def _how_they_ended(cell: Measured) -> str:
+    """The kinds of failures in plain words, the most frequent first."""
+    answers = cell.answers
+    kinds = Counter(answers.error_kind[np.isin(answers.status, ("failed", "truncated", "timeout"))].tolist())
+    shown, rest = kinds.most_common(3), sum(count for _, count in kinds.most_common()[3:])
+    said = [f"{count:,} {_ended(kind)}" for kind, count in shown]
+    return ", ".join([*said, *([f"{rest:,} failed otherwise"] if rest else [])])
+
+
+_ENDED = {
+    "connect": "could not connect to the server",
+    "dns": "could not find the server's address",
+    "tls": "failed at the encrypted connection (TLS)",
+    "reset": "had their connection closed before an answer",
+    "truncated": "broke off before the answer's end",
+    "timeout": "had no whole answer within --timeout",
+    "server-error": "had an error in an answer that began with HTTP 200",
+    "no-tokens": "ended without any output",
+    "not-sse": "got something else than a stream",
+    "fd-limit": "found no free descriptor on this machine",
+    "port-limit": "found no free local port",
+}
+
+
+def _ended(kind: str) -> str:
+    return f"were answered with HTTP {kind[5:]}" if kind.startswith("http-") else _ENDED.get(kind, "failed otherwise")
 
 
 def _token_mismatch(cell: Measured) -> Iterator[Finding]:
@@ -244,7 +272,9 @@ def too_few(cell: Measured) -> Iterator[Finding]:
     """A percentile without an upper bound."""
     n = cell.answers.count("ok", "timeout")
     if 0 < n < P99_NEEDS:
-        text = f"{n} requests: p99 of TTFT and E2EL is no point below {P99_NEEDS}, its upper end is unbounded"
+        text = (
+            f"{n} requests are too few for p99 of TTFT and E2EL, which takes {P99_NEEDS}: only a lower bound is known"
+        )
         advice = f". Use --num-prompts {P99_NEEDS} or a longer --duration."
         yield Finding(TOO_FEW, WARN, text + advice)
 

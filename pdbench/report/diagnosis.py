@@ -15,7 +15,8 @@ from dataclasses import replace
 from pdbench.report.before import before_it_went, still_true
 from pdbench.report.causes import decode, handoff, loop, outside, prefill, unknown, unread
 from pdbench.report.causes.case import Case, Cause, Taken, case_of
-from pdbench.report.causes.failures import FAILURES, gone, server_down
+from pdbench.report.causes.down import gone, server_down
+from pdbench.report.causes.failures import FAILURES
 from pdbench.report.cell import Measured
 from pdbench.report.finding import Finding
 from pdbench.report.split import split_of
@@ -51,8 +52,9 @@ def diagnose(cell: Measured, case: Case | None, found: Sequence[Finding]) -> lis
     With a server gone that is the first cause, and the others are those of the time before: slots, queues and counters
     of the whole mix it with the time after, when requests end early or wait for nobody.
     """
-    if (stopped := gone(cell)) is not None:
-        return [*server_down(cell, found), *_before(cell, str(stopped[0].get("name")), case, found)]
+    if stopped := gone(cell):
+        first = next((each.name for each in stopped if not each.refused), None)  # a proxy has no page to go by
+        return [*server_down(cell), *(_before(cell, first, case, found) if first is not None else [])]
     failures = [cause for judge in FAILURES for cause in judge(cell, found)]
     return failures + _latencies(case, silent=bool(failures))
 
@@ -65,7 +67,9 @@ def _before(cell: Measured, server: str, case: Case | None, found: Sequence[Find
         return []
     judged = _latencies(case_of(earlier, split_of(earlier), still_true(found), case.peers))
     until = f"up to second {earlier.window.duration_s:.0f}, before {server} went"
-    return [replace(c, share=None, share_interval=None, evidence=f"{until}: {c.evidence}") for c in judged]
+    return [
+        replace(c, share=None, share_interval=None, made_of=None, evidence=f"{until}: {c.evidence}") for c in judged
+    ]
 
 
 def _latencies(case: Case | None, silent: bool = False) -> list[Cause]:

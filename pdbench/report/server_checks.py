@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 import numpy as np
 
 from pdbench.deployment import DEFAULT_TARGET, flags_for
-from pdbench.report.causes.failures import gone
+from pdbench.report.causes.down import gone
 from pdbench.report.cell import COLOCATED, PUSH, Measured
 from pdbench.report.client_checks import stall_limit_s
 from pdbench.report.finding import VOID, WARN, Finding
@@ -137,7 +137,7 @@ def _littles_law(cell: Measured) -> Iterator[Finding]:
     roles = [cell.decoder] if cell.mode in (COLOCATED, PUSH) else ["prefill", "decode"]
     answers = cell.answers
     spent = answers.done - answers.sent
-    if cell.mode is None or gone(cell) is not None or not np.all(np.isfinite(spent[np.isfinite(answers.sent)])):
+    if cell.mode is None or gone(cell) or not np.all(np.isfinite(spent[np.isfinite(answers.sent)])):
         return
     seconds, error = 0.0, 0.0
     for role in roles:

@@ -26,7 +26,7 @@ from pdbench.report.breakdown import breakdown
 from pdbench.report.capacity.answer import capacity_document, capacity_said, is_unfinished
 from pdbench.report.capacity.answer import exit_code_of as capacity_exit_code
 from pdbench.report.causes.case import Case, case_of
-from pdbench.report.causes.failures import gone
+from pdbench.report.causes.down import gone, listed_names
 from pdbench.report.causes.loop import held_loop
 from pdbench.report.causes.unread import held_unseen
 from pdbench.report.cell import Measured, Part, measured
@@ -215,10 +215,10 @@ def _split_keys(split: Split | None) -> dict[str, Any]:
 
 def _notes(cell: Measured, split: Split | None) -> list[str]:
     """What to keep in mind when reading the numbers, and what could not be told apart: remarks, no flags."""
-    if (stopped := gone(cell)) is not None:
-        name = stopped[0].get("name")
-        mixed = f"its figures mix the time before {name} stopped with the time after, and no advice rests on them"
-        return [*(cell.plan.get("notes") or ()), f"{mixed}: measure the cell again with {name} up."]
+    if stopped := gone(cell):
+        names = listed_names([each.name for each in stopped])
+        mixed = f"its figures mix the time before {names} stopped with the time after, and no advice rests on them"
+        return [*(cell.plan.get("notes") or ()), f"{mixed}: measure the cell again with {names} up."]
     notes = [*(cell.plan.get("notes") or ()), *(split.notes if split is not None else ())]
     if (several := several_tokens_per_event(cell.answers)) is not None and several > SEVERAL_TOKENS:
         notes.insert(0, f"events carry {several:.2g} tokens: ITL is per event, not per token.")

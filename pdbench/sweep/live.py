@@ -29,6 +29,7 @@ HISTORY = 40  # gauges in the sparkline
 BARS = "▁▂▃▄▅▆▇█"
 PLAIN_BARS = "_.-=+*#@"
 LABEL_WIDTH = 9
+SILENT_S = 2.0  # without a scrape that worked: then a server is worth a word
 STUCK_S = 30.0  # without an answer while some are due
 LONGEST_LOAD = 30  # characters; more classes are counted, not named
 
@@ -74,6 +75,8 @@ class Live:
         self.started_s = self.cell_started_s = time.monotonic()
         self.seen = Seen()
         self.servers: Mapping[tuple[str, str], Mapping[str, Any]] = {}
+        self.silent_since_s: dict[tuple[str, str], float] = {}  # by (target, server)
+        self.called_silent: set[tuple[str, str]] = set()
         self.bars = BARS if (self.console.encoding or "").lower().startswith("utf") else PLAIN_BARS
         self._view: RichLive | None = None
         self._news = threading.Event()
@@ -132,8 +135,33 @@ class Live:
             # As in the report, the maximum is over the time of sending, where the plan says how long that is.
             if not (ends := self.expected_s[self.turn]) or time.monotonic() - self.cell_started_s <= ends:
                 self.seen.waiting_max = max(waiting, self.seen.waiting_max or 0)
+        self._say_who_is_silent(time.monotonic())
         self._say_if_stuck(time.monotonic())
         self._news.set()
+
+    def _say_who_is_silent(self, now_s: float) -> None:
+        """Once for each time that a server stops answering, and when it answers again."""
+        for key, server in self.servers.items():
+            if server.get("up", True):
+                self.silent_since_s.pop(key, None)
+                if key in self.called_silent:
+                    self.called_silent.remove(key)
+                    self._line(f"{self._server(key)} answers again")
+            elif now_s - self.silent_since_s.setdefault(key, now_s) >= SILENT_S and key not in self.called_silent:
+                self.called_silent.add(key)
+                self._line(f"{self._silence(key, now_s)}: look at its log and process")
+
+    def _silence(self, key: tuple[str, str], now_s: float) -> str:
+        return f"{self._server(key)} has not answered for {now_s - self.silent_since_s[key]:.0f} s"
+
+    def _server(self, key: tuple[str, str]) -> str:
+        target, server = ("".join(c for c in text if c.isprintable()) for text in key)
+        return f"{target}: {server}" if len(self.deployments) > 1 else server
+
+    def _silent(self, now_s: float) -> list[str]:
+        """Of the target in hand."""
+        target = self.turns[self.turn][0].target
+        return [self._silence(key, now_s) for key in sorted(self.called_silent) if key[0] == target]
 
     def _say_if_stuck(self, now_s: float) -> None:
         """Once a cell: nothing is sent any more, and the answers that are due do not come."""
@@ -149,6 +177,7 @@ class Live:
         self.took_s[self.turn] = time.monotonic() - self.cell_started_s
         seen = self.seen
         parts = [f"{seen.ok:,} ok" + (f", {seen.failed:,} not" if seen.failed else "")]
+        parts += self._silent(time.monotonic())
         if seen.ttft_ms:
             parts.append(f"TTFT p50 {_ms(statistics.median(seen.ttft_ms))}")
         if seen.tpot_ms:
@@ -213,6 +242,7 @@ class Live:
         left = self._left_s(elapsed)
         lines.append(_labelled("progress", f"{bar}{span}  {_left(left)}"))
         lines.append(_labelled("requests", answered + (f"  {seen.failed:,} not answered" if seen.failed else "")))
+        lines += [_labelled("silent", said) for said in self._silent(now_s)]
         for name, values in (("TTFT", seen.ttft_ms), ("TPOT", seen.tpot_ms)):
             recent = values[-RECENT:]
             text = f"{_ms(statistics.median(recent)):>9} median of the last {len(recent)}" if recent else "none yet"

@@ -42,7 +42,7 @@ def test_a_decode_server_that_dies_behind_the_proxy(tmp_path: Path) -> None:
     assert cause["cause"] == "decode-down" and "broke off" in cause["evidence"]
     said = found["verdict"].partition(": ")[2]
     assert said.startswith("decode-down: decode-0 answered no scrape from second 4 ") and "decode-0's log" in said
-    assert said.endswith("Void: failed-requests.")
+    assert said.endswith("Void: failed-requests.") and "502" not in said  # as the proxy did answer
     assert found["counsel"] == found["cross_checks"] == [] and not any("P/D" in note for note in found["notes"])
     assert "littles-law" not in {flag["code"] for flag in found["validity"]}
 
@@ -57,6 +57,26 @@ def test_what_was_short_before_a_server_went_is_named_behind_it(tmp_path: Path, 
     assert down["cause"] == f"{server[:-2]}-down" and before["cause"] == "decode-slots"
     assert f"before {server} went" in before["evidence"] and before["share"] is None
     assert found["verdict"].partition(": ")[2].startswith(down["cause"])
+
+
+@pytest.mark.parametrize(
+    ("dies", "cause", "named"),
+    [
+        ("prefill-0 decode-0 proxy-0", "servers-down", "prefill-0, decode-0 and proxy-0"),
+        ("proxy-0", "proxy-down", "proxy-0"),
+    ],
+)
+def test_all_servers_that_died_are_named_and_the_proxy_that_takes_no_connection(
+    tmp_path: Path, dies: str, cause: str, named: str
+) -> None:
+    found = cell(tmp_path, Settings(), sabotage=Sabotage(dies=dies, dies_s=4.0))
+    down = found["diagnosis"][0]
+    assert down["cause"] == cause and named in down["advice"]
+    engines = "prefill-0 and decode-0 answered no scrape from second 4 of the cell on"
+    assert (engines in down["evidence"]) == (cause == "servers-down")
+    assert "proxy-0 took no connection from second 4 on" in down["evidence"]
+    (flag,) = (v["evidence"] for v in found["validity"] if v["code"] == "failed-requests")
+    assert "could not connect to the server" in flag
 
 
 def test_one_prefill_server_of_two_dies_near_the_end(tmp_path: Path) -> None:

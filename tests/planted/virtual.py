@@ -48,7 +48,7 @@ class Done:
 @dataclass
 class Sabotage:
     """What goes wrong outside the servers. `late_ms`: the client needs so long for each send, one after the other.
-    `dies_s`: this server (`decode-0`) is gone so long after the first cell began."""
+    `dies_s`: these servers (`decode-0`, or `decode-0 proxy-0`) are gone so long after the first cell began."""
 
     late_ms: float = 0.0
     dies: str = ""
@@ -100,7 +100,10 @@ class _Client:
             if event:
                 raw.reads.append((now, event))
 
-        path = request.url.partition("/v1")[2]
+        base, _, path = request.url.partition("/v1")
+        if base in self.net.dead:
+            raw.end, raw.end_text, raw.done_ns = "connect", "Connection refused", self.clock.now_ns
+            return raw
         try:
             async with asyncio.timeout(timeout_s):
                 status, content = await self.net.ask(
@@ -294,8 +297,9 @@ async def _measure(
             client.end_all()
 
         if sabotage.dies:
-            url = next(url for url, server in net.servers.items() if server.place.name == sabotage.dies)
-            asyncio.get_running_loop().call_later(sabotage.dies_s, net.dead.add, url)
+            named = {server.place.name: url for url, server in net.servers.items()} | {"proxy-0": net.proxy_url or ""}
+            dead = {named[name] for name in sabotage.dies.split()}
+            asyncio.get_running_loop().call_later(sabotage.dies_s, net.dead.update, dead)
         with mock.patch("pdbench.sweep.drive.open_client", open_client):
             async with sampler.over(run.live_path("metrics", cell.cell, repeat)):
                 rows: list[RequestRow] = []

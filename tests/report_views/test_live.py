@@ -56,6 +56,26 @@ def test_no_terminal_gets_a_line_at_the_start_and_the_end_of_a_cell():
     assert end == "2/2  4 req/s x 1,024: 10 ok, 1 not, TTFT p50 50 ms, TPOT p50 10 ms, waiting <= 3"
 
 
+def test_a_server_that_stops_answering_is_named_while_the_cell_goes_on():
+    plan = plan_of()
+    view, file = live(plan)
+    dead = {**SERVERS, ("t", "decode-0"): {"role": "decode", "up": False}}
+    with view:
+        view.cell_started(plan.cells[0], 0, 40)
+        view.gauges(dead)
+        assert view.silent_since_s and not view.called_silent  # one scrape that failed is no word
+        view.silent_since_s[("t", "decode-0")] -= 9.0
+        view.gauges(dead)
+        view.gauges(dead)
+        assert any("silent" in line and "decode-0" in line for line in view.lines(time.monotonic()))
+        view.cell_ended(plan.cells[0], 0)
+        view.gauges(SERVERS)
+    _, said, end, again = file.getvalue().splitlines()
+    assert re.fullmatch(r"decode-0 has not answered for \d+ s: look at its log and process", said)
+    assert re.fullmatch(r"1/2  1 req/s x 1,024: 0 ok, decode-0 has not answered for \d+ s", end)
+    assert again == "decode-0 answers again"
+
+
 def test_a_search_counts_probes_and_its_time_for_nobody_knows_how_many_there_will_be():
     plan = plan_of(search={"find": "capacity", "slos": [], "max_duration_s": 100.0})
     view, file = live(plan)

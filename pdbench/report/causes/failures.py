@@ -6,17 +6,13 @@ head of its answer; a pair that mixes push and pull answers 200 with an error in
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
-
-import numpy as np
+from collections.abc import Callable, Iterator, Sequence
 
 from pdbench.report.causes.case import Cause
-from pdbench.report.cell import COLOCATED, Measured
+from pdbench.report.cell import Measured
 from pdbench.report.finding import VOID, Finding
 from pdbench.report.split import decode_recomputed, recomputed
 
-DOWN = "-down"  # ends the name of a cause: a server was gone
 FAILED_SHARE = 0.05  # of the requests asked, as for the validity code failed-requests
 
 Failure = Callable[[Measured, Sequence[Finding]], Iterator[Cause]]
@@ -106,35 +102,4 @@ def _told(cell: Measured, role: str) -> str | None:
     return next(iter(modes)) if len(modes) == 1 else None
 
 
-def server_down(cell: Measured, findings: Sequence[Finding]) -> Iterator[Cause]:
-    """A server behind the proxy stopped answering: what the proxy makes of it may begin with HTTP 200."""
-    found = gone(cell)
-    if found is None:
-        return
-    server, since_s = found
-    answers, role, name = cell.answers, server.get("role"), server.get("name")
-    begun = int(np.sum((answers.status == "truncated") | ((answers.status == "failed") & np.isfinite(answers.first))))
-    streams = f"; {begun:,} streams began and broke off" if begun else ""
-    yield Cause(
-        f"{role}{DOWN}" if role != COLOCATED else f"server{DOWN}",
-        None,
-        f"{name} answered no scrape from second {since_s:.0f} of the cell on; {failed_share(cell):.0%} of the"
-        f" requests failed{streams}.",
-        f"Look at {name}'s log and process; the proxy must answer 502 when it is gone, not a stream that ends.",
-        f"curl {server.get('url', '')}/health",
-    )
-
-
-def gone(cell: Measured) -> tuple[Mapping[str, Any], float] | None:
-    """The server of the deployment that answered no scrape to the cell's end while requests failed, and the second of
-    the cell from which on."""
-    if failed_share(cell) == 0:
-        return None
-    for server in cell.deployment.get("servers", []):
-        since_s = cell.window.silent_since(str(server.get("name")))
-        if server.get("role") != "proxy" and since_s is not None:
-            return server, since_s
-    return None
-
-
-FAILURES: tuple[Failure, ...] = (server_down, mixed_modes, kv_expired, recomputing)
+FAILURES: tuple[Failure, ...] = (mixed_modes, kv_expired, recomputing)
