@@ -174,7 +174,8 @@ def _safe(document: Document) -> Iterator[tuple[str, ...]]:
         each = " a decoder" if document["decoders"] > 1 else ""
         yield "max-num-seqs", str(wanted), f"needed{each} for p99 wait <= {slo}{fits}"
     if document["max_qps"] is not None:
-        yield "safe rate", figure(document["max_qps"]), f"req/s for the same ({document['safe_utilisation']:.0%} use)"
+        use = f"{document['safe_utilisation']:.0%} of the slots in use"
+        yield "safe rate", figure(document["max_qps"]), f"req/s as it is, for p99 wait <= {slo} ({use})"
         rule = document["rule_80"]
         yield "the 80 % rule", figure(rule["qps"]), f"req/s: {rule['verdict']} here, p99 wait {ms(rule['wait_p99_ms'])}"
 

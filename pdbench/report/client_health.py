@@ -231,7 +231,7 @@ def _shared_stamps(client: Mapping[str, Any], tpot: float | None) -> Iterator[tu
     if share is not None and share > SHARED_READS_SHARE and tpot is not None and _read_late(client, tpot):
         lag = client["kernel_to_user_p99_ms"]
         text = (
-            f"{share:.1%} of the reads brought several token events with one stamp between them, and reads came"
-            f" {lag:.1f} ms after the kernel's stamp (p99) against a TPOT of {tpot:.1f} ms: p99 ITL may be our own"
+            f"in {share:.1%} of the reads several tokens came with one time stamp, and this client read them up to"
+            f" {lag:.1f} ms late (p99; TPOT is {tpot:.1f} ms): part of p99 ITL may be its own delay"
         )
         yield share, text

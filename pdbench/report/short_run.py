@@ -46,9 +46,9 @@ class ShortRun:
             )
         here = "" if self.slot_wait_ms is None else f" against the {self.slot_wait_ms:,.0f} ms here"
         return (
-            f"{self.requests:,} requests are a short run at {self.slots_used:.0%} of the slots, whose queue takes about"
-            f" {self.settles_after_requests:,.0f} to build: in a steady state the mean wait for a slot is about"
-            f" {self.steady_slot_wait_ms:,.0f} ms{here}, and mean TTFT {self.steady_mean_ttft_ms:,.0f} ms"
+            f"with {self.slots_used:.0%} of the slots in use the queue takes about {self.settles_after_requests:,.0f}"
+            f" requests to build up, and these were {self.requests:,}: in a steady state the mean wait for a slot is"
+            f" about {self.steady_slot_wait_ms:,.0f} ms{here}, and mean TTFT {self.steady_mean_ttft_ms:,.0f} ms"
         )
 
 

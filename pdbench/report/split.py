@@ -279,8 +279,8 @@ def first_step(cell: Measured, notes: list[str]) -> float | None:
     step = cell.window.mean_ms("decode", "prefill_s")
     if step is not None and decode_recomputed(cell):
         notes.append(
-            f"decode computed prompts itself: its {step:,.0f} ms before the first token are no step"
-            " and lie in unexplained."
+            f"decode computed the prompts itself, so the {step:,.0f} ms before its first token are not one decode step:"
+            " they are counted as unexplained."
         )
         return None
     return step

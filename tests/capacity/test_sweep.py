@@ -125,11 +125,11 @@ def test_an_interrupted_search_goes_on_where_it_was(found: tuple[Run, Any], tmp_
     assert (following[1].rate, following[1].requests) == (fourth["request_rate"], fourth["requests"])
     told = summarise(cut)
     assert told["interrupted"] and "--resume goes on" in told["verdict"]
-    assert "Not settled: the search was interrupted" in told["verdict"] and "overstate" in told["verdict"]
+    assert "Not settled: the search was interrupted" in told["verdict"] and "too high a rate" in told["verdict"]
     assert "holds" not in told["verdict"].replace("a queue holds", "")  # its first probes are short
     shown = io.StringIO()
     print_summary(told, Console(file=shown, width=160))
-    assert "not missed, short" in shown.getvalue() and "holds, short" not in shown.getvalue()
+    assert "met, too short" in shown.getvalue() and "holds, short" not in shown.getvalue()
     assert len(summary["cells"]) > 3
 
 

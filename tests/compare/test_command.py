@@ -178,7 +178,7 @@ def test_what_cannot_be_compared_is_void_and_failed_nowhere(
     [
         (0.2, "and as many improve. Confirm it"),
         (-0.2, "and as many improve. Confirm it"),
-        (-0.03, "a small change may be theirs"),
+        (-0.03, "a small change may be no more than that"),
         (0.0, ""),
     ],
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -16,20 +17,24 @@ KNEE = "knee"
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """One search, what its probes say, and its next step or why it ended."""
+    """One search, what its probes say, its next step or why it ended, and of all of them the time that would do for
+    the next probes, where it was the time that ended them."""
 
     search: Searched
     found: Found
     next: Step | str
+    enough_s: float = 0.0
 
 
 def outcomes(plan: Mapping[str, Any], cells: Sequence[Measured]) -> list[Outcome]:
     """All searches of a plan. What is left of the time is shared by those that still go on."""
     known = searches(plan, cells)
     left_s = float(plan["search"]["max_duration_s"]) - sum(search.spent_s for search in known)
-    going = [search for search in known if not isinstance(next_step(search.probes, float("inf")), str)]
-    share_s = left_s / max(1, len(going))
-    return [Outcome(search, found(search.probes), next_step(search.probes, share_s)) for search in known]
+    wanted = [step for search in known if isinstance(step := next_step(search.probes, float("inf")), Step)]
+    share_s = left_s / max(1, len(wanted))
+    lacking_s = max((step.requests / step.rate - share_s for step in wanted), default=0.0)
+    enough_s = float(plan["search"]["max_duration_s"]) + len(wanted) * max(0.0, lacking_s)
+    return [Outcome(search, found(search.probes), next_step(search.probes, share_s), enough_s) for search in known]
 
 
 def upcoming(plan: Mapping[str, Any], cells: Sequence[Measured]) -> tuple[Key, Step] | None:
@@ -196,12 +201,14 @@ def _limit(outcome: Outcome) -> str:
 
 
 def _why_not_settled(outcome: Outcome) -> str:
-    wanted = "" if outcome.found.bounded else ", and the runs so far are too few or too short for an interval"
-    overstated = f"{wanted}; short runs overstate what a queue holds."
+    wanted = "" if outcome.found.bounded else ", and the probes so far are too few or too short for an interval"
+    overstated = f"{wanted}; short probes show too high a rate, since queues have no time to grow."
     if isinstance(outcome.next, Step):
         return f" Not settled: the search was interrupted{overstated} pdbench sweep --resume goes on."
     if outcome.next == "budget":
-        return f" Not settled: --max-duration ended the search{overstated}"
+        limit = f"{10 * math.ceil(outcome.enough_s / 10)}s"
+        more = f"The next probe takes it to {limit}: pdbench sweep --resume RUN --max-duration {limit}."
+        return f" Not settled: --max-duration ended the search{overstated} {more}"
     if outcome.next == "probes":
         return f" Not settled after {len(outcome.search.probes)} probes."
     return ""

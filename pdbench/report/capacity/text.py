@@ -103,11 +103,11 @@ def _said(slo: Slo, value: float | None, few: tuple[float | None, int] | None) -
 
 
 def result(probe: Mapping[str, Any]) -> str:
-    """`fails (overloaded)`, `not missed, short`: a short probe only says where to look, and holds nothing."""
+    """`fails (overloaded)`, `met, too short`: a short probe only says where to look, and holds nothing."""
     if probe["doubt"]:
         return f"no evidence: {clean(probe['doubt'], 80)}"
     if probe["overloaded"]:
         return "fails (overloaded)"
     if probe["deciding"]:
         return str(probe["result"])
-    return f"{'not missed' if probe['result'] == 'holds' else probe['result']}, short"
+    return "met, too short" if probe["result"] == "holds" else f"{probe['result']}, short"

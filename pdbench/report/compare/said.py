@@ -285,12 +285,13 @@ def _sessions(comparison: Comparison) -> Iterator[str]:
     if comparison.base.path == comparison.new.path:
         return
     told = {change.evidence for _, change in comparison.gates}
-    doubt = "two runs are two sessions, whose own speeds no interval knows"
+    doubt = "two runs are two sessions: one may be faster for reasons of its own (other load on the hosts,"
+    doubt += " temperature), which no interval here includes"
     if comparison.status == FAILED or "improved" in told:
-        often = "where those differ by 1%, 5 to 9% of comparisons fail with nothing changed, and as many improve"
+        often = "if that is 1%, 5 to 9 of 100 comparisons fail although nothing changed, and as many improve"
         yield f"{doubt}{'' if comparison.searched else f': {often}'}. Confirm it before you act. {turns}"
     elif "small" in told:
-        yield f"{doubt}: a small change may be theirs. {turns}"
+        yield f"{doubt}: a small change may be no more than that. {turns}"
 
 
 def _spared(cell: PairedCell) -> bool:
