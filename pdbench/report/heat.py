@@ -35,18 +35,16 @@ Reading = Callable[[CellSummary], Field | None]
 
 def ttft(cells: Sequence[CellSummary]) -> Reading:
     quantile = wording.highest_percentile(cells, "ttft")
-    scale = _log_scale([wording.statistic(cell, quantile, "ttft") for cell in cells])
+    scale = _log_scale([wording.statistic(cell, quantile, "ttft") for cell in cells if not is_unsound(cell)])
 
     def read(cell: CellSummary) -> Field | None:
         value = wording.statistic(cell, quantile, "ttft")
         needed = wording.needed_requests(cell, quantile, "ttft")
         low, high = wording.interval(cell, quantile, "ttft")
         if value is None:
-            return (
-                None
-                if needed is None
-                else Field(f"needs {needed:,}", None, f"above {number(low)}" if low else "requests")
-            )
+            if needed is None:
+                return None
+            return Field(f">{number(low)}" if low else "too few", None, f"needs {needed:,} requests")
         known = low is not None or high is not None
         doubt = f"{number(low)} to {'?' if high is None else number(high)}" if known else ""
         return Field(number(value), scale(value), doubt)
@@ -55,7 +53,7 @@ def ttft(cells: Sequence[CellSummary]) -> Reading:
 
 
 def waiting(cells: Sequence[CellSummary]) -> Reading:
-    known = [float(cell["waiting_mean"]) for cell in cells if cell.get("waiting_mean") is not None]
+    known = [float(c["waiting_mean"]) for c in cells if c.get("waiting_mean") is not None and not is_unsound(c)]
     highest = max([1.0, *known])
 
     def read(cell: CellSummary) -> Field | None:
@@ -64,7 +62,7 @@ def waiting(cells: Sequence[CellSummary]) -> Reading:
             return None
         return Field(
             wording.tenths(float(mean)),
-            math.sqrt(float(mean) / highest),
+            math.sqrt(min(float(mean) / highest, 1.0)) if len(known) > 1 else None,
             "" if top is None else f"max {short(float(top))}",
         )
 
@@ -87,8 +85,11 @@ def slots(cells: Sequence[CellSummary]) -> Reading:
     return read
 
 
-def _log_scale(values: Sequence[float | None]) -> Callable[[float], float]:
+def _log_scale(values: Sequence[float | None]) -> Callable[[float], float | None]:
+    """From 0 to 1; one value alone has no place on a scale."""
     known = [math.log(value) for value in values if value is not None and value > 0]
+    if len(known) < 2:
+        return lambda value: None
     low, high = min(known, default=0.0), max(known, default=1.0)
     # Less than a factor of two between the ends is no contrast worth the full scale.
     span = max(high - low, math.log(2))

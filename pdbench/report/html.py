@@ -92,7 +92,8 @@ def _verdict(summary: Summary, run: Run) -> list[Markup]:
     cells: Sequence[CellSummary] = summary.get("cells") or []
     marks = [verdict_mark(cell) for cell in cells]
     bad = sum(marks.count(kind) for kind in ("void", "cut", "none"))
-    tone = "void" if bad and bad == len(cells) else "warn" if bad or "warn" in marks else "ok"
+    amiss = bad or "warn" in marks or any(cell.get("diagnosis") for cell in cells)
+    tone = "void" if bad and bad == len(cells) else "warn" if amiss else "ok"
     counted = ", ".join(f"{marks.count(kind)} {word}" for kind, word in tables.MARK_WORDS.items() if kind in marks)
     size = wording.counted(len(cells), "cell")
     said = (wording.sentence(summary) or f"{size}: {counted}.") if cells else "No cell was measured."
@@ -130,10 +131,12 @@ def _verdict(summary: Summary, run: Run) -> list[Markup]:
 
 def _spoken(cell: CellSummary, several: bool, run_verdict: str) -> Markup:
     said = wording.cell_sentence(cell) or wording.void_codes(cell)
-    if said and said in run_verdict:
-        said = wording.why_unsound(cell)
-    named = dict.fromkeys(clean(cause.get("cause", "?"), 40) for cause in cell.get("diagnosis") or [])
-    causes = ", ".join(cause for cause in named if cause not in said.split(", "))  # a void code may be its own cause
+    above = bool(said) and said in run_verdict
+    said = wording.why_unsound(cell) if above else said
+    # A void code may be its own cause, and a sentence names the first one.
+    told = [cause for cause in cell.get("diagnosis") or [] if clean(cause.get("cause", "?"), 40) not in said]
+    causes = ", ".join(dict.fromkeys(wording.named(cause) for cause in told))
+    causes += ": see above" if causes and above else ""
     name = tag("b", f"{tables.identity(cell)} {place(cell, target=several)}")
     return tag(
         "li",
@@ -148,7 +151,8 @@ def _spoken(cell: CellSummary, several: bool, run_verdict: str) -> Markup:
 def _legend(summary: Summary, cells: Sequence[CellSummary], shown: str) -> Markup:
     """What the signs in `shown` mean, the maps and the table above; of others nothing is said."""
     words = "Hatched fields are void or cut short: their latencies are no result. "
-    words += "The stronger a colour, the longer TTFT is, the more requests wait, the more slots are needed. "
+    words += "Within one map a stronger colour is a longer TTFT, or more requests that wait; where a map has one value "
+    words += "only, there is nothing to compare it with, and it has no colour. "
     words += "Slots: blue below what is available, orange above; needed = asked rate \u00d7 output tokens \u00d7 TPOT. "
     if any((cell.get("slots") or {}).get("needed") and not cell["slots"].get("available") for cell in cells):
         words += "?: slots not known: pdbench slots --from-run RUN --max-num-seqs N (or sweep with --max-num-seqs). "
@@ -157,15 +161,15 @@ def _legend(summary: Summary, cells: Sequence[CellSummary], shown: str) -> Marku
     signs = {
         "\u00b1": "\u00b1 is the reach of a 95% interval",
         "+?": "+? means that the sample does not bound it from above",
-        "needs ": "\u201cneeds N\u201d that too few requests carry the percentile",
-        "&gt;": ">x is where its 95% interval begins, too few requests carrying the percentile itself",
+        "needs ": "\u201cneeds N\u201d is how many requests the percentile takes, more than the cell has",
+        "&gt;": ">x: too few requests for this percentile, and x is where its 95% interval begins",
     }
     said = "; ".join(meaning for sign, meaning in signs.items() if sign in shown)
     words += f"{said}." if said else ""
     needs = [n for cell in cells if (n := wording.needed_requests(cell, "p99", "ttft")) is not None]
     words += f" p99 takes {max(needs):,} requests." if needs else ""
     if any(verdict_mark(cell) == "few" for cell in cells):
-        words += " few: good, with too few requests for some percentile."
+        words += " few: valid, with too few requests for some percentile."
     return tag("p", words, class_="note")
 
 
@@ -260,7 +264,7 @@ _TERMS = (
     ("ITL", "inter-token latency: each gap between streamed outputs"),
     ("TPOT", "time per output token of one request: (end to end - TTFT) / (output tokens - 1)"),
     ("E2EL", "end-to-end latency"),
-    ("got", "answers a second while sending, shifted by what an answer takes"),
+    ("got", "answers a second, over the time of sending moved on by one answer"),
     ("goodput", "requests/s that meet every SLO"),
     ("slot", "one of max-num-seqs of the decode servers"),
     ("waiting, running", "as in vLLM's gauges"),

@@ -80,7 +80,7 @@ def _probes(summary: Summary) -> list[str]:
 def _numbers(cells: Sequence[CellSummary], several: bool) -> list[str]:
     shown = cells[:SHOWN_CELLS]
     columns = [c for c in NUMBERS if c.rank < 10 and any(_written(c, cell) != NOT_MEASURED for cell in shown)]
-    heads = ["verdict", *(["target"] if several else []), *(" ".join(filter(None, c.head)) for c in columns)]
+    heads = ["validity", *(["target"] if several else []), *(" ".join(filter(None, c.head)) for c in columns)]
     rows = []
     for cell in shown:
         mark = MARK_WORDS[verdict_mark(cell)]
@@ -125,7 +125,7 @@ def _causes(cells: Sequence[CellSummary], several: bool) -> list[str]:
                 most[name] = (share, cell, cause)
     lines = []
     for name, (_, cell, cause) in sorted(most.items(), key=lambda item: -item[1][0]):
-        where = ", ".join(filter(None, [place(cell, several), wording.share_of_ttft(cause)]))
+        where = ", ".join(filter(None, [place(cell, several), wording.share_in_words(cause)]))
         advice = wording.listed(cause.get("advice") or "")
         lines.append(f"- **{plain(name)}** ({plain(where)}): {plain(wording.evidence(cause))}")
         lines += [f"  Change first: {plain(advice)}"] if advice else []

@@ -8,7 +8,7 @@ from typing import Any
 
 from pdbench.report.markup import Child, Markup, table, tag
 from pdbench.report.tables import definitions
-from pdbench.report.wording import Summary, clean, number, short, targets
+from pdbench.report.wording import NOT_MEASURED, Summary, clean, number, short, targets
 
 _FACTS = {
     "engine": "engine",
@@ -32,6 +32,7 @@ _CLIENT = {
     "connections_opened": "connections opened", "connections_reused": "used again", "resets_retried": "resets retried",
     "offset_steps": "clock steps",
 }  # fmt: skip
+UNKNOWN = "not known"
 _SHARES = {"cpu_share": 0, "kernel_stamps_share": 0, "shared_reads_share": 2}  # and their decimals
 
 
@@ -86,7 +87,9 @@ def moment(unix_s: object) -> str | None:
 
 def _servers(deployment: Mapping[str, Any]) -> Markup:
     servers: Sequence[Mapping[str, Any]] = deployment.get("servers") or []
-    facts = {name: head for name, head in _FACTS.items() if any((s.get("facts") or {}).get(name) for s in servers)}
+    told = {name: head for name, head in _FACTS.items() if any((s.get("facts") or {}).get(name) for s in servers)}
+    same = {name: value for name in told if (value := _of_all(servers, name)) is not None} if len(servers) > 1 else {}
+    facts = {name: head for name, head in told.items() if name not in same}
     rows = []
     for server in servers:
         known: Mapping[str, Any] = server.get("facts") or {}
@@ -99,14 +102,15 @@ def _servers(deployment: Mapping[str, Any]) -> Markup:
             slots,
             *(_said(known.get(name)) for name in facts),
         ]
-        rows.append([_said(cell) for cell in cells])
+        rows.append([NOT_MEASURED if (said := _said(cell)) == UNKNOWN else said for cell in cells])
     about = [deployment.get("mode"), deployment.get("model"), deployment.get("source")]
     link = deployment.get("link_gb_s")
     about.append(f"link {short(float(link))} GB/s" if link else None)
     name = " \u00b7 ".join(
         [clean(deployment.get("target", "target"), 60), *(clean(word, 120) for word in about if word)]
     )
-    heads = ["server", "URL", "metrics page", "slots (max-num-seqs)", *facts.values()]
+    heads = ["server", "URL", "metrics page", "slots", *facts.values()]
+    alike = "; ".join(f"{told[name]} {value}" for name, value in same.items())
     notes = [
         f"{clean(s.get('name', '?'))}: {clean(note)}"
         for s in servers
@@ -115,13 +119,20 @@ def _servers(deployment: Mapping[str, Any]) -> Markup:
     return tag(
         "div",
         table(heads, rows, caption=f"Servers of {name}"),
+        tag("p", f"The same on each that tells it: {alike}.", class_="note") if alike else None,
         tag("ul", [tag("li", note) for note in notes]) if notes else None,
     )
 
 
+def _of_all(servers: Sequence[Mapping[str, Any]], name: str) -> str | None:
+    """A fact that all servers that tell it have in common."""
+    known = {_said((server.get("facts") or {}).get(name)) for server in servers} - {UNKNOWN}
+    return known.pop() if len(known) == 1 else None
+
+
 def _said(value: object) -> str:
     if value is None or value in ((), []):
-        return "not known"
+        return UNKNOWN
     if isinstance(value, bool):
         return "on" if value else "off"
     if isinstance(value, list | tuple):
@@ -135,33 +146,27 @@ def _targets_of(summary: Summary, plan: Mapping[str, Any]) -> dict[Any, str]:
     return {cell.get("cell"): clean(cell.get("target", ""), 60) for cell in cells} if len(targets(summary)) > 1 else {}
 
 
-def _cell_runs(runs: Sequence[Mapping[str, Any]], target_of: Mapping[Any, str]) -> Markup:
+def _cell_runs(runs: Sequence[Mapping[str, Any]], target_of: Mapping[Any, str]) -> list[Markup]:
+    """Two tables, each of which fits a page: what was sent, and how the client was meanwhile."""
     health = {
         name: head for name, head in _CLIENT.items() if any((r.get("client") or {}).get(name) is not None for r in runs)
     }
-    rows = []
+    sent, client = [], []
     for entry in runs:
-        client: Mapping[str, Any] = entry.get("client") or {}
+        name = " ".join(filter(None, [f"#{entry.get('cell', '?')}", target_of.get(entry.get("cell"))]))
         span = f"{number(entry.get('start_s'))} to {number(entry.get('end_s') or entry.get('send_end_s'))}"
-        cells = [
-            " ".join(filter(None, [f"#{entry.get('cell', '?')}", target_of.get(entry.get("cell"))])),
-            entry.get("repeat"),
-            entry.get("state"),
-            span,
-            entry.get("planned"),
-            entry.get("sent"),
-        ]
-        values = [
-            f"{client[n]:.{_SHARES[n]}%}" if n in _SHARES and client.get(n) is not None else number(client.get(n))
-            for n in health
-        ]
+        facts = [entry.get("repeat"), entry.get("state"), span, entry.get("planned"), entry.get("sent")]
         # A seed is copied into a command line: no thousands separator.
-        rows.append(
-            [
-                *(_said(cell) for cell in cells),
-                tag("td", tag("code", entry.get("seed", "not known"))),
-                *(tag("td", v, class_="n") for v in values),
-            ]
-        )
-    heads = ["cell", "repeat", "state", "from, to (s)", "planned", "sent", "seed", *health.values()]
-    return table(heads, rows, caption="Cells as they were sent, and the health of the client")
+        seed = tag("td", tag("code", entry.get("seed", UNKNOWN)))
+        sent.append([name, *(_said(fact) for fact in facts), seed])
+        values = [_health(entry.get("client") or {}, figure) for figure in health]
+        client.append([name, _said(entry.get("repeat")), *(tag("td", value, class_="n") for value in values)])
+    heads = ["cell", "repeat", "state", "from, to (s)", "planned", "sent", "seed"]
+    figures = [tag("th", head, scope="col", class_="n") for head in health.values()]
+    told = [table(["cell", "repeat", *figures], client, caption="The health of the client")] if health else []
+    return [table(heads, sent, caption="Cells as they were sent"), *told]
+
+
+def _health(client: Mapping[str, Any], name: str) -> str:
+    value = client.get(name)
+    return f"{value:.{_SHARES[name]}%}" if name in _SHARES and value is not None else short(value)

@@ -23,7 +23,7 @@ from pdbench.report.wording import (
     statistic,
 )
 
-INDENT = 5  # of a row in the terminal: where other tables have their mark
+INDENT = 6  # of a row in the terminal: where other tables have their mark
 _TTFT = (
     Column(("TTFT", "mean"), (lambda part: number(statistic(part, "mean", "ttft")),)),
     Column(("TTFT", "p50"), percentile_with_doubt("p50", "ttft"), 3),

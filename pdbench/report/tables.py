@@ -16,19 +16,26 @@ from pdbench.report.wording import (
     is_unsound,
     listed,
     place,
-    share_of_ttft,
+    share_in_words,
     tenths,
     verdict_mark,
     why_unsound,
 )
 
-MARK_WORDS = {"void": "void", "cut": "cut", "none": "no answer", "warn": "warn", "few": "ok, few requests", "ok": "ok"}
+MARK_WORDS = {
+    "void": "void",
+    "cut": "cut",
+    "none": "no answer",
+    "warn": "warn",
+    "few": "valid, few requests",
+    "ok": "valid",
+}
 
 
 def mark(cell: CellSummary) -> Markup:
     kind = verdict_mark(cell)
     if kind == "few":
-        return tag("span", tag("span", "ok", class_="mark ok"), tag("span", " few", class_="quiet"))
+        return tag("span", tag("span", "valid", class_="mark ok"), tag("span", " few", class_="quiet"))
     return tag("span", MARK_WORDS[kind], class_=f"mark {kind}")
 
 
@@ -43,7 +50,7 @@ def numbers(cells: Sequence[CellSummary], several_targets: bool) -> Markup:
     columns = [c for c in columns if c.head != ("out", "tokens") or len(outputs) > 1]
     units = ["streams" if wording.loop(cell) == "closed" else "req/s" for cell in cells]
     one_unit = len(set(units)) == 1
-    heads: list[Child] = ["cell", "verdict", *(["target"] if several_targets else [])]
+    heads: list[Child] = ["cell", "validity", *(["target"] if several_targets else [])]
     heads.append(tag("th", f"asked {units[0]}" if one_unit else "load", scope="col", class_="n"))
     heads += [tag("th", " ".join(filter(None, c.head)), scope="col", class_="n") for c in columns[1:]]
     rows = []
@@ -72,7 +79,7 @@ def split(cells: Sequence[CellSummary], several_targets: bool) -> Markup:
         dict.fromkeys(p for cell in known for p in wording.split(cell)), key=lambda part: part == "unexplained"
     )
     named = ["mean TTFT", *(wording.part_name(part) for part in parts)]
-    heads: list[Child] = ["cell", "where", "verdict", *(tag("th", name, scope="col", class_="n") for name in named)]
+    heads: list[Child] = ["cell", "where", "validity", *(tag("th", name, scope="col", class_="n") for name in named)]
     rows = []
     for cell in known:
         values = [tag("td", tenths(wording.split(cell).get(part)), class_="n") for part in parts]
@@ -135,7 +142,7 @@ def _rank(cause: dict[str, object]) -> float:
 def _card(cause: str, advice: str, found: Sequence[tuple[CellSummary, dict[str, object]]], several: bool) -> Markup:
     rows = []
     for cell, record in sorted(found, key=lambda pair: -(_share(pair[1]) or 0)):
-        share = share_of_ttft(record)
+        share = share_in_words(record)
         where = tag("span", f"{identity(cell)} {place(cell, target=several)}", class_="where")
         rows.append(tag("li", where, f" {share}: " if share else " ", evidence(record)))
     confirm = next((listed(record["confirm"]) for _, record in found if record.get("confirm")), "")

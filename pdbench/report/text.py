@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from rich.console import Console, Group, RenderableType
@@ -32,6 +32,7 @@ from pdbench.report.wording import (
     listed,
     load_unit,
     loop,
+    named,
     needed_requests,
     new_advice,
     notes,
@@ -40,7 +41,7 @@ from pdbench.report.wording import (
     queue_note,
     sent_by_chance,
     sentence,
-    share_of_ttft,
+    share_in_words,
     slos,
     split,
     statistic,
@@ -55,12 +56,12 @@ from pdbench.report.wording import (
 MARK_STYLE = {
     **dict.fromkeys(("void", "none"), "bold red"),
     **dict.fromkeys(("warn", "cut"), "yellow"),
-    **dict.fromkeys(("ok", "few"), "green"),
+    **dict.fromkeys(("ok", "few"), "cyan"),  # no green: a cell may be measured well on servers that are not well
 }
-MARK_TEXT = {"void": "VOID", "warn": "warn", "few": "ok*", "ok": "ok", "none": "none", "cut": "cut"}
-MARK_WIDTH = 5
+MARK_TEXT = {"void": "VOID", "warn": "warn", "few": "few", "ok": "valid", "none": "none", "cut": "cut"}
+MARK_WIDTH = 6
 SPOKEN_CELLS = 12
-GOT = "got: answers a second while sending, shifted by what an answer takes"
+GOT = "got: answers a second, over the time of sending moved on by one answer"
 _DOUBTED = (("TTFT p50", "p50", "ttft"), ("TTFT p99", "p99", "ttft"))
 
 
@@ -144,21 +145,28 @@ def _cell_verdict(cell: CellSummary, target: bool, run_verdict: str) -> Iterator
     spoken = f"{run_verdict} {said}"
     causes = (cell.get("diagnosis") or [])[:2] if mark in ("void", "none") or not said else []
     if said in run_verdict:
-        said = why_unsound(cell)
+        told = [named(cause) for cause in cell.get("diagnosis") or [] if cause not in causes or _spoken(cause, spoken)]
+        above = f"{', '.join(told[:2])}: see the verdict below" if told else ""
+        said = "; ".join(filter(None, [why_unsound(cell), above]))
     elif causes and evidence(causes[0]).rstrip(".") not in said:
         said = said.removesuffix(first_change(causes[0])).rstrip()  # it comes below, with the arrow
     line = Text.assemble((place(cell, target), "bold"), f": {said}" if said else "")
     yield hanging(Text(MARK_TEXT[mark], style=MARK_STYLE[mark]), line)
     for rank, cause in enumerate(causes):
-        if (found := evidence(cause)) and found.rstrip(".") in spoken:
+        if _spoken(cause, spoken):
             continue
-        share = share_of_ttft(cause)
-        head = clean(cause.get("cause", "?"), 40) + (f" ({share})" if share else "")
-        yield hanging(Text(), Text(f"{head}: {found}"))
+        head = clean(cause.get("cause", "?"), 40) + (f" ({share})" if (share := share_in_words(cause)) else "")
+        yield hanging(Text(), Text(f"{head}: {evidence(cause)}"))
         if rank == 0 and (advice := listed(cause.get("advice") or "")):
             yield hanging(Text(), Text.assemble(("-> ", "bold"), advice))
         elif advice := new_advice(cause, f"{run_verdict} {clean(cell.get('verdict') or '', 2000)}"):
             yield hanging(Text(), Text(f"then: {advice}"))
+
+
+def _spoken(cause: Mapping[str, Any], said: str) -> bool:
+    """Whether the evidence of a cause was said already."""
+    found = evidence(cause)
+    return bool(found) and found.rstrip(".") in said
 
 
 def hanging(mark: Text, line: Text) -> Table:
@@ -219,7 +227,7 @@ def _legend(layout: Layout, cells: Sequence[CellSummary], slo: str) -> list[str]
     heads = {" ".join(head).strip() for head in layout.heads}
     said: list[str] = [GOT] if "got req/s" in heads else []
     if any(verdict_mark(cell) == "few" for cell in cells):
-        said.append("ok*: good, with too few requests for some percentile")
+        said.append("few: valid, with too few requests for some percentile")
     if any("\N{PLUS-MINUS SIGN}" in text for text in written):
         said.append("\N{PLUS-MINUS SIGN}: reach of the 95% interval")
     if any(text.endswith("+?") for text in written):
@@ -227,7 +235,8 @@ def _legend(layout: Layout, cells: Sequence[CellSummary], slo: str) -> list[str]
     if any(text.startswith((">", "n<", "needs ")) for text in written):
         asks = sorted({f"{q} takes {n:,}" for cell in cells for q in ("p99", "p90", "p50") if (n := _asks(cell, q))})
         gaps = [n for cell in cells if (n := needed_requests(cell, "p99", "itl")) is not None]
-        asks += [f"of ITL up to {max(gaps):,}"] if gaps else []
+        asks += [f"p99 of ITL takes up to {max(gaps):,}"] if gaps else []
+        asks[:1] = [f"{first} requests" for first in asks[:1]]
         said.append(f">: too few requests for this percentile ({', '.join(asks)}); here its 95% interval begins")
     if "slots need/have" in heads:
         said.append("slots: needed by the load / available")

@@ -15,7 +15,7 @@ from pdbench.report.wording import (
     is_down,
     is_imported,
     place,
-    share_of_ttft,
+    share_in_words,
     tenths,
 )
 
@@ -90,7 +90,8 @@ def _not_steady(cell: Mapping[str, Any], finding: Mapping[str, Any], also: str =
         demand = slots.get("needed", 0.0) + slots.get("prefill_held", 0.0)
         counted = cause["cause"] == "decode-slots" and demand >= slots.get("available", demand + 1)
         unclear = "its cause is " if cause["cause"] == "not-distinguishable" else ""
-        text += f": {_short_of(slots) if counted else unclear + cause['cause']}"
+        made_of = f" ({share_in_words(cause)})" if cause.get("made_of") else ""
+        text += f": {_short_of(slots) if counted else unclear + cause['cause'] + made_of}"
     mean = f"{cell['mean_ttft_ms']:,.0f} ms"
     text += f"; TTFT grows {_ms(growth)} ms per request, so {mean} is a figure of this run's length."
     return f"{text} {_first_sentence(cause['advice'] if cause is not None else 'Lower the rate or add capacity.')}"
@@ -117,7 +118,7 @@ def _good(cell: Mapping[str, Any]) -> str:
     causes = cell["diagnosis"]
     if causes:
         first = causes[0]
-        share = f" ({share_of_ttft(first)})" if share_of_ttft(first) else ""
+        share = f" ({said})" if (said := share_in_words(first)) else ""
         return f"{text}; {first['cause']}{share}: {_first_sentence(first['advice'])}"
     if is_imported(cell):
         return f"{text}{_warned(cell)}. Causes could not be looked for: an imported run has no server pages."
@@ -178,7 +179,8 @@ def run_verdict(
     if void:
         are = "is" if len(valid) == 1 else "are"
         said = f"{len(valid):,} of {counted(len(judged), 'cell')} {are} {sound}" if valid else _none_valid(judged)
-        return followable(f"{prefix}{said}; {_named(min(void, key=_tells), several)}", simulated)
+        first, busy = _first_to_say(judged, void)
+        return followable(f"{prefix}{said}; {_named(first, several)}{_busy_client(busy)}", simulated)
     if flagged := [cell for cell in foreign if _warned(cell)]:
         are = "The cell is" if len(valid) == 1 else f"{len(flagged):,} of {len(valid):,} cells are"
         return f"{prefix}{are} flagged, and not shown to be valid; {_named(max(flagged, key=_load), several)}"
@@ -186,6 +188,33 @@ def run_verdict(
     telling = max(named or valid, key=_share if named else _load)
     said = f"All {len(valid):,} cells are {sound}" if len(valid) > 1 else f"The cell is {sound}"
     return f"{prefix}{said}; {'' if named or len(valid) == 1 else 'the busiest, '}{_named(telling, several)}"
+
+
+def _first_to_say(
+    cells: Sequence[Mapping[str, Any]], void: Sequence[Mapping[str, Any]]
+) -> tuple[Mapping[str, Any], Sequence[Mapping[str, Any]]]:
+    """The cell that the verdict speaks of, and the void ones that come second: where a busy client spoilt half of the
+    cells at most and the others show what the servers lack, that is what the run was made for."""
+    busy = [cell for cell in void if _only_the_client(cell)]
+    others = [cell for cell in void if cell not in busy]
+    sound = [cell for cell in cells if cell not in void and cell["diagnosis"]]
+    if busy and 2 * len(busy) <= len(cells) and (others or sound):
+        return (min(others, key=_tells) if others else max(sound, key=_share)), busy
+    return min(void, key=_tells), ()
+
+
+def _only_the_client(cell: Mapping[str, Any]) -> bool:
+    """Void for our own client's sake, and for nothing that a server did."""
+    return {v["code"] for v in cell["validity"] if v["severity"] == "void"} == {"client-saturated"}
+
+
+def _busy_client(cells: Sequence[Mapping[str, Any]]) -> str:
+    if not cells:
+        return ""
+    evidence = next(v["evidence"] for v in cells[0]["validity"] if v["code"] == "client-saturated")
+    are = "is" if len(cells) == 1 else "are"
+    remedy = evidence.partition(". ")[2]
+    return f" {counted(len(cells), 'cell')} {are} void for a busy client (client-saturated). {remedy}".rstrip()
 
 
 def _none_valid(cells: Sequence[Mapping[str, Any]]) -> str:

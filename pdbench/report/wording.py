@@ -174,6 +174,18 @@ def share_of_ttft(cause: Mapping[str, Any]) -> str:
     return "" if share is None or cause.get("cause") == "client" else f"{percent(share)} of TTFT"
 
 
+def share_in_words(cause: Mapping[str, Any]) -> str:
+    """The same, with what it is made of: `62% of TTFT: slot wait 270 ms + post 61 ms, because the loop is held`."""
+    made_of = clean(cause.get("made_of") or "", 200)
+    return ": ".join(filter(None, [share_of_ttft(cause), made_of])).replace("TTFT: itself", "TTFT itself")
+
+
+def named(cause: Mapping[str, Any]) -> str:
+    """`decode-slots (90% of TTFT)`."""
+    share = share_of_ttft(cause)
+    return clean(cause.get("cause", "?"), 40) + (f" ({share})" if share else "")
+
+
 def first_change(cause: Mapping[str, Any]) -> str:
     """The first sentence of a cause's advice, as verdicts end with it."""
     advice = listed(cause.get("advice") or "").partition(". ")[0].rstrip(".")
@@ -252,7 +264,8 @@ def _off_by_chance(cell: CellSummary) -> bool:
 def verdict_mark(cell: CellSummary) -> str:
     """`cut` (interrupted), `void`, `none` (no request was answered), `warn`, `few` or `ok`.
 
-    `few` is a good cell whose only flag is that some percentile lacks requests: nearly every short run has it.
+    A mark judges the measurement, not the deployment: an overload may be measured well. `few` is a valid cell whose
+    only flag is that some percentile lacks requests: nearly every short run has it.
     """
     if is_cut(cell):
         return "cut"

@@ -102,7 +102,10 @@ def test_slots_beside_a_loop_that_stays_held_are_said_with_their_number(tmp_path
     cell = measured(tmp_path / "short", load, max_num_seqs=4, **held)
     (cause,) = cell["diagnosis"]
     assert cause["cause"] == "engine-loop-blocking" and "Move posting" in cause["advice"]
-    slots = int(number(r"as it is: raise --max-num-seqs on decode to (\d+)", cause["advice"]))
+    slots = int(number(r"as it is and raise --max-num-seqs on decode to (\d+)", cause["advice"]))
+    parts = [number(rf"{name} (\d+) ms", cause["made_of"].replace(",", "")) for name in ("slot wait", "post")]
+    assert sum(parts) / cell["mean_ttft_ms"] == pytest.approx(cause["share"], abs=0.02)
+    assert cause["made_of"] in cell["verdict"] and cause["advice"] in cell["verdict"]
     more = measured(tmp_path / "more", load, max_num_seqs=slots, **held)
     assert more["mean_ttft_ms"] < cell["mean_ttft_ms"] / 3
     assert more["ttft_split_ms"]["slot_wait"] < 0.25 * more["mean_ttft_ms"]

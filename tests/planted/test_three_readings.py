@@ -63,7 +63,7 @@ def test_the_rise_of_tpot_fits_a_stall_an_admission(read: dict[str, Any]) -> Non
     assert pull["mean_tpot_ms"] == pytest.approx(10.4, abs=0.5) and push["mean_tpot_ms"] == pytest.approx(7.0, abs=0.3)
     blocking = next(c for c in pull["diagnosis"] if c["cause"] == "engine-loop-blocking")
     said = re.search(
-        r"against ([\d.]+) ms on push at the same load, .* about (\d+) ms an admission", blocking["evidence"]
+        r"against ([\d.]+) ms on push at the same load, .* about (\d+) ms at each admission", blocking["evidence"]
     )
     assert said is not None and float(said[1]) == pytest.approx(push["mean_tpot_ms"], abs=0.05)
     assert int(said[2]) == pytest.approx(61, abs=6)

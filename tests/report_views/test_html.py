@@ -98,6 +98,32 @@ def test_a_void_code_is_not_said_again_as_its_cause(tmp_path):
     assert spoken.count("decode-recomputed") == 1
 
 
+def test_the_frame_has_its_colour_from_the_diagnosis_and_a_badge_judges_the_measurement(tmp_path):
+    cause = {"cause": "decode-slots", "share": 0.9, "evidence": ["full"], "advice": "Look."}
+    for tone, found in (("ok", []), ("warn", [cause])):
+        cells = [cell_summary(0, 2, 1024, diagnosis=found)]
+        page = page_of(tmp_path / tone, {**grid_summary(), "cells": cells})
+        assert f'class="verdict {tone}"' in page and '<span class="mark ok">valid</span>' in page
+        assert ("decode-slots (90% of TTFT)" in page) == bool(found)
+
+
+def test_one_value_alone_has_no_colour_and_a_needed_number_says_of_what(tmp_path):
+    few = cell_summary(0, 1, 1024)
+    del few["median_ttft_ms"]
+    few["needs"] = {"p99_ttft_ms": 299, "p90_ttft_ms": 29}
+    one, other = cell_summary(1, 2, 1024), cell_summary(2, 4, 1024)
+    hot = [
+        page_of(tmp_path / str(n), {**grid_summary(), "cells": cells})
+        .partition('class="heat latency"')[2]
+        .partition("</table>")[0]
+        .count('class="hot')
+        for n, cells in enumerate(([few, one], [few, one, other]))
+    ]
+    assert hot == [0, 2]
+    page = page_of(tmp_path / "few", {**grid_summary(), "cells": [few, one]})
+    assert "needs 299 requests" in "".join(Tags(page).text) and "<b>needs" not in page
+
+
 def test_the_verdict_comes_first_and_the_sections_in_order(tmp_path):
     page = page_of(tmp_path, grid_summary())
     names = [attributes["id"] for attributes in Tags(page).named("h2")]

@@ -241,7 +241,7 @@ def test_too_few_requests_alone_is_no_warning():
     for cell in summary["cells"]:
         cell["validity"] = [few]
     text = shown(summary)
-    assert "warn" not in text and "ok*  too-few-requests" in text and "ok*: good, with too few" in text
+    assert "warn" not in text and "few   too-few-requests" in text and "few: valid, with too few" in text
     summary["cells"][0]["validity"] = [few, {"code": "stall", "severity": "warn", "evidence": "x"}]
     assert "warn" in shown(summary)
 
@@ -284,6 +284,40 @@ def test_one_cell_is_and_two_are(valid):
     verdict = run_verdict(cells, False)
     assert verdict.startswith(begin + "4 req/s x 16,384 tokens: void (client-saturated): ")
     assert verdict.count(". ") == 1
+
+
+def overloaded(cell: int) -> dict:
+    full = cell_summary(cell, 12, 16384, ttft_growth_ms_per_request=40.0)
+    full["verdict"] = cell_verdict(full)
+    return full
+
+
+def test_a_busy_client_in_a_few_cells_does_not_hide_what_the_servers_lack():
+    """It comes second; where it spoilt most cells, first."""
+    fine = [cell_summary(i, 1, 1024) for i in range(3)]
+    verdict = run_verdict([saturated(cell=7, request_rate=2.0), overloaded(8), *fine], True)
+    assert verdict.startswith("SIMULATED. 3 of 5 cells are valid; 12 req/s x 16,384 tokens: not steady state")
+    assert verdict.endswith(
+        "1 cell is void for a busy client (client-saturated). This machine was busy: close what else runs, then repeat."
+    )
+    most = run_verdict([saturated(cell=i) for i in range(3)] + [overloaded(8)], True)
+    assert most.startswith("SIMULATED. No cell is valid; 4 req/s x 16,384 tokens: void (client-saturated)")
+    slots = {"cause": "decode-slots", "share": 0.9, "evidence": "running was 8 of 8.", "advice": "Raise slots."}
+    valid = cell_summary(6, 4, 1024, diagnosis=[slots])
+    valid["verdict"] = cell_verdict(valid)
+    assert "cells are valid; 4 req/s x 1,024 tokens: mean TTFT" in run_verdict([saturated(cell=7), valid, *fine], True)
+
+
+def test_a_row_says_the_cause_where_the_verdict_has_its_sentence():
+    """A mark is a word on the measurement alone."""
+    parts = {"cause": "engine-loop-blocking", "share": 0.62, "made_of": "slot wait 270 ms + post 61 ms"}
+    cell = cell_summary(0, 1, 1024, diagnosis=[{**parts, "evidence": "x.", "advice": "Move posting."}])
+    cell["verdict"] = cell_verdict(cell)
+    assert "engine-loop-blocking (62% of TTFT: slot wait 270 ms + post 61 ms): Move posting." in cell["verdict"]
+    summary = {**grid_summary(), "cells": [cell], "verdict": run_verdict([cell], False)}
+    lines = lines_of(summary, 100)
+    assert "valid 1 req/s x 1,024 tokens: engine-loop-blocking (62% of TTFT): see the verdict below" in lines
+    assert not any(line.lower().startswith("ok") for line in lines)
 
 
 def test_with_several_targets_the_verdict_of_the_run_names_the_target():

@@ -41,7 +41,9 @@ Part = Callable[[Split], float | None]
 
 @dataclass(frozen=True, slots=True)
 class Cause:
-    """One diagnosis. `share` of the mean TTFT (0 to 1) with its 95 % interval; `None` when it cannot be said."""
+    """One diagnosis. `share` of the mean TTFT (0 to 1) with its 95 % interval; `None` when it cannot be said.
+
+    `made_of` says which parts of the TTFT split the share is, where the cause's name does not."""
 
     cause: str
     share: float | None
@@ -49,6 +51,7 @@ class Cause:
     advice: str
     confirm: str
     share_interval: tuple[float, float] | None = None
+    made_of: str | None = None
 
     def document(self) -> dict[str, object]:
         return asdict(self)
@@ -169,12 +172,18 @@ class Case:
         return self._whole(split) + over - sum(part(split) or 0.0 for part in self.removed.values())
 
     def named(
-        self, cause: str, taken: Taken | None, numbers: Sequence[str], advice: str, confirm: str
+        self,
+        cause: str,
+        taken: Taken | None,
+        numbers: Sequence[str],
+        advice: str,
+        confirm: str,
+        made_of: str | None = None,
     ) -> tuple[Cause, Taken | None]:
         """A cause with the share of the part that it takes."""
         share = None if taken is None else taken.of_ttft.value
         interval = None if taken is None else taken.interval
-        return Cause(cause, share, "; ".join(numbers) + ".", advice, confirm, interval), taken
+        return Cause(cause, share, "; ".join(numbers) + ".", advice, confirm, interval, made_of), taken
 
     @property
     def pace_ms(self) -> float | None:

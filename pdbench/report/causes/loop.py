@@ -119,7 +119,7 @@ def engine_loop_blocking(case: Case) -> Iterator[tuple[Cause, Taken | None]]:
     if not much and not holds_itself(case, loop, together, taken):
         return
     numbers = _numbers(case, turns, loop, together)
-    advice = _advice(case, turns)
+    advice, made_of = _advice(case, turns), None
     slots = case.taken("slots", lambda split: split.for_slots) if case.slots.reached else None
     if slots is not None and slots.is_wait() and only_for_stalls(case):
         numbers.append(
@@ -127,13 +127,22 @@ def engine_loop_blocking(case: Case) -> Iterator[tuple[Cause, Taken | None]]:
         )
         beside = held_loop(case)
         if beside and (more := slots_beside(case.cell, case.slots, beside, acceptable_s(case.cell, slots.ms))):
-            advice += f" Or, the loop held as it is: {more}."
-        taken = case.taken("slots", with_slots(post if posts_on_loop(case) else own_stall(turns)))
+            advice = f"{advice.rstrip('.')}; or leave the loop as it is and {more}."
+        own = post if posts_on_loop(case) else own_stall(turns)
+        what = "post" if posts_on_loop(case) else "its own stall"
+        made_of = f"slot wait {slots.ms:,.0f} ms + {what} {own(case.split) or 0.0:,.0f} ms, because the loop is held"
+        taken = case.taken("slots", with_slots(own))
+    elif much and loop is not None and "slots" in case.removed and case.slots.demand is not None:
+        made_of = "itself, and part of the wait for slots"
+        numbers.append(
+            f"without that the load would need {case.slots.demand * (1 - loop.value):.1f} slots in place of"
+            f" {case.slots.demand:.1f}"
+        )
     numbers += [text for text in (stall_text(case), across_rates(case)) if text is not None]
     confirm = "TPOT at the same batch falls when handoffs stop: stream long answers without new arrivals."
     if turns.lost.value < SURE_LOOP_SHARE and posts_on_loop(case):
         confirm = "A request sent alone waits for its own post and for no other."
-    yield case.named("engine-loop-blocking", taken, numbers, advice, confirm)
+    yield case.named("engine-loop-blocking", taken, numbers, advice, confirm, made_of)
 
 
 def _advice(case: Case, turns: Turns) -> str:
@@ -143,7 +152,7 @@ def _advice(case: Case, turns: Turns) -> str:
     if turns.lost.value < SURE_LOOP_SHARE:
         ends = "nobody then waits for the posts of others"
     return (
-        "Move posting off decode's loop: push (prefill posts on a thread of its own), or a connector that posts on one;"
+        "Move posting off decode's loop (push, or a connector that posts on a thread of its own):"
         f" {ends}, the post itself stays in TTFT."
     )
 
@@ -280,7 +289,7 @@ def stall_text(case: Case) -> str | None:
             name = twin.cell.get("target")
             return (
                 f"TPOT is {tpot:.1f} ms against {other:.1f} ms on {name} at the same load, which fits a stall of about"
-                f" {stall * 1000:.0f} ms an admission"
+                f" {stall * 1000:.0f} ms at each admission"
             )
     calm = case.peers.calm()
     tpot0 = None if calm is None else calm.answers.mean(calm.answers.tpot_ms)
@@ -290,13 +299,13 @@ def stall_text(case: Case) -> str | None:
     turns, event = case.turns, "a prompt" if case.colocated else "a handoff"
     if turns is not None and turns.mean_ms - turns.quiet_ms >= EXPLAINS * (tpot - tpot0):
         stall = implied_stall_s(turns.mean_ms, turns.quiet_ms, tokens, running)
-        beyond, how = f"; beyond the {turns.quiet_ms:.1f} ms of turns without {event} that fits", "about"
+        beyond, how = f"; what is above {turns.quiet_ms:.1f} ms, that of turns without {event}, fits", "about"
     else:
         stall, beyond, how = implied_stall_s(tpot, tpot0, tokens, running), ", which fits", "at most"
     if stall is None:
         return None
     doubt = " (what a larger batch costs included)" if how == "at most" else ""
-    return f"{text}{beyond} a stall of {how} {stall * 1000:.0f} ms an admission{doubt}"
+    return f"{text}{beyond} a stall of {how} {stall * 1000:.0f} ms at each admission{doubt}"
 
 
 def _beside(case: Case) -> float | None:
