@@ -233,7 +233,7 @@ _ENDED = {
 
 
 def _ended(kind: str) -> str:
-    return f"were answered with HTTP {kind[5:]}" if kind.startswith("http-") else _ENDED.get(kind, "failed otherwise")
+    return f"were answered with HTTP {kind[5:]}" if kind.startswith("http-") else _ENDED.get(kind, "failed")
 
 
 def _token_mismatch(cell: Measured) -> Iterator[Finding]:

@@ -133,6 +133,18 @@ def test_an_interrupted_search_goes_on_where_it_was(found: tuple[Run, Any], tmp_
     assert len(summary["cells"]) > 3
 
 
+def test_a_search_that_its_time_ended_names_the_time_that_its_next_probe_takes(found: tuple[Run, Any]) -> None:
+    run, _ = found
+    document = json.loads(json.dumps(run.document))
+    document["plan"]["cells"], document["cell_runs"] = document["plan"]["cells"][:3], document["cell_runs"][:3]
+    document["plan"]["search"]["max_duration_s"] = 1.0
+    verdict = summarise(Run(run.path, document))["verdict"]
+    assert "Not settled: --max-duration ended the search" in verdict and next_probe(Run(run.path, document)) is None
+    (named,) = re.findall(r"pdbench sweep --resume RUN --max-duration (\d+)s", verdict)
+    document["plan"]["search"]["max_duration_s"] = float(named)
+    assert next_probe(Run(run.path, document)) is not None
+
+
 def test_an_slo_that_no_rate_holds_is_one_sentence_and_exit_code_1(tmp_path: Path) -> None:
     run, summary = searched(tmp_path / "run", {"default": BED}, capacity(("tpot", "mean", 2.0)))
     (answer,) = summary["capacity"]["answers"]

@@ -94,7 +94,9 @@ def test_a_stall_an_admission_is_worked_out_from_a_cell_at_low_load(tmp_path: Pa
     cells = summarise(make_run(tmp_path / "run", [[world(1, 0.007, 60)], [world(8, 0.0104, 240)]]))["cells"]
     evidence = cells[1]["diagnosis"][0]["evidence"]
     assert (
-        "from 7.0 ms at low load to 10.4 ms" in evidence and "at most 6" in evidence and "ms an admission" in evidence
+        "from 7.0 ms at low load to 10.4 ms" in evidence
+        and "at most 6" in evidence
+        and "ms at each admission" in evidence
     )
     assert cells[0]["diagnosis"] == []
 

@@ -89,7 +89,8 @@ def test_a_short_run_at_full_slots_is_told_what_a_steady_state_would_be(tmp_path
     assert short
     for evidence in short:
         used, settles, steady = re.search(  # type: ignore[union-attr]
-            r"at (\d+)% of the slots, .* about ([\d,]+) to build: .* slot is about ([\d,]+) ms", evidence
+            r"with (\d+)% of the slots in use .* about ([\d,]+) requests to build up.* slot is about ([\d,]+) ms",
+            evidence,
         ).groups()
         assert used == "90" and int(settles) == pytest.approx(900, rel=0.05)
         assert float(steady) == pytest.approx(0.4513 * 640, rel=0.1)
@@ -165,7 +166,7 @@ def test_lag_does_not_blur_the_kernels_stamps_but_merged_events_do(tmp_path: Pat
     client = {"loop_lag_p99_ms": 7.0, "stamps": {"kernel": 1000, "user": 0}, "kernel_to_user_p99_ms": 7.0}
     assert "client-saturated" not in flags(tmp_path, World(client={**client, "shared_reads_share": 0.001}))
     merged = flags(tmp_path / "merged", World(client={**client, "shared_reads_share": 0.02}))
-    assert merged["client-saturated"][0] == "warn" and "one stamp" in merged["client-saturated"][1]
+    assert merged["client-saturated"][0] == "warn" and "one time stamp" in merged["client-saturated"][1]
     bunched = World(client={**client, "shared_reads_share": 0.5, "kernel_to_user_p99_ms": 0.2})
     assert "client-saturated" not in flags(tmp_path / "bunched", bunched)
     mixed = World(client={**client, "stamps": {"kernel": 900, "user": 100}})
