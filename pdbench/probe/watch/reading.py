@@ -17,9 +17,10 @@ PARTS = ("prefill_queue", "prefill", "slot_wait", "post", "transfer", "poll", "f
 FEW_REQUESTS = 5  # below it a mean says nothing of the deployment
 HALF = 0.5
 SURE = 0.1  # of TTFT, that a named part takes at least, as in the report
-BUSY = (
-    2 / 3
-)  # of the slots: with fewer in use a wait for one is an accident, with more it comes and goes (the report's)
+# As in the report: with fewer of the slots in use a wait for one is an accident, with more it comes and goes; a part
+# shorter than this and than so many tokens makes no TTFT bad.
+BUSY = 2 / 3
+NOTICED_MS, NOTICED_TOKENS = 50.0, 4.0
 CHANCE = 2.0  # standard deviations of a count
 NAMED = 3  # servers that a flag names
 SLOTS_FULL = 0.95  # mean use of the slots from which a wait for one is no accident
@@ -191,7 +192,7 @@ def _decoded(window: Window) -> float | None:
 
 def _between(window: Window, parts: Mapping[str, float], mode: str | None) -> dict[str, Between]:
     """Slot wait and poll are sampled. Decode's queue time, which is counted, bounds from above what looks may have
-    missed: both are in it, with the transfer. Where it is shorter than what was seen it tells of earlier requests."""
+    missed: both are in it, with the transfer. Shorter than what was surely seen it tells of earlier requests."""
     requests = _decoded(window)
     if not requests or not window.steps or "slot_wait" not in parts:
         return {}
@@ -206,11 +207,12 @@ def _between(window: Window, parts: Mapping[str, float], mode: str | None) -> di
         return found
     leg_ms = parts.get("prefill_queue", 0.0) + parts.get("prefill", 0.0) if mode == "push" else 0.0
     least = moved_ms + leg_ms + sum(low for low, _ in found.values())
-    return {name: (low, _bounded(high, parts[name], queue_ms - least + low)) for name, (low, high) in found.items()}
+    return {name: _bounded(each, parts[name], queue_ms - least + each[0]) for name, each in found.items()}
 
 
-def _bounded(high: float, value: float, most: float) -> float:
-    return min(high, most) if most > value else high
+def _bounded(between: Between, value: float, most: float) -> Between:
+    low, high = between
+    return (low, min(high, max(value, most))) if most >= low else between
 
 
 def _rate(window: Window, role: str, names: Sequence[str]) -> float | None:
@@ -314,13 +316,13 @@ def _verdict(
     if part == "slot_wait" and found.slots_available and use is not None:
         if use < SLOTS_FULL * found.slots_available and kv > KV_FULL:
             cause = "decode-kv-pool"
-        elif use < BUSY * found.slots_available:
+        elif use < HALF * found.slots_available:
             cause = None
     if maker == "colocated" and part == "prefill_queue":
         cause = _colocated_queue(use, kv, found.slots_available)
     if not _sure(found, part, total):
         return None, f"{few}{_come_and_go(found)}.", False
-    if cause is None or value < HALF * total:
+    if cause is None or value < HALF * total or value < _noticed_ms(found):
         name = "queue" if maker == "colocated" and part == "prefill_queue" else part.replace("_", " ")
         none = f"no part of TTFT stands out: the largest is {name}, {_of(found, part, total)} ms"
         return None, f"{none}{_come_and_go(found)}.", True
@@ -345,9 +347,13 @@ def _of(found: Reading, part: str, total: float) -> str:
 def _sure(found: Reading, largest: str, total: float) -> bool:
     """Whether looks are enough: to name the largest part, or to say that none which they sample takes half of TTFT."""
     if largest in found.parts_between_ms and found.parts_ms[largest] >= HALF * total:
-        return found.parts_between_ms[largest][0] >= SURE * total
+        return found.parts_between_ms[largest][0] >= max(SURE * total, _noticed_ms(found))
     missed = ((high, high - found.parts_ms[part]) for part, (_, high) in found.parts_between_ms.items())
-    return not any(high >= HALF * (total + more) for high, more in missed)
+    return not any(high >= max(HALF * (total + more), NOTICED_MS) for high, more in missed)
+
+
+def _noticed_ms(found: Reading) -> float:
+    return NOTICED_MS if found.tpot_ms is None else min(NOTICED_MS, NOTICED_TOKENS * found.tpot_ms)
 
 
 def _come_and_go(found: Reading) -> str:
