@@ -14,6 +14,7 @@ from pdbench.report.cell import COLOCATED, Measured
 from pdbench.report.client_health import client_saturated, connection_cost
 from pdbench.report.demand import slots_of
 from pdbench.report.finding import VOID, WARN, Finding
+from pdbench.report.link_load import link_load
 from pdbench.report.one_full import one_full
 from pdbench.report.short_run import short_run
 from pdbench.report.slow_server import slow_server
@@ -67,10 +68,16 @@ def _not_steady(cell: Measured) -> Iterator[Finding]:
         reasons.append(f"{cell.rate:g} req/s need {slots.wanted_text()}: at this rate no steady state exists")
     if cell.rate is not None and (alone := one_full(cell)) is not None:
         reasons.append(alone)
+    link = link_load(cell)
+    if link is not None and link.overload:
+        reasons.append(link.text())
     if not reasons:
         if (brief := short_run(cell)) is not None:
             advice = "Run longer, or take its figures for those of a short run (pdbench slots --from-run)"
             yield Finding("not-steady-state", WARN, f"{brief.text()}. {advice}.")
+        elif link is not None:
+            advice = "Run longer, or lower the rate" if link.document() else "Lower the rate, or see what the link is"
+            yield Finding("not-steady-state", WARN, f"{link.text()}. {advice}.")
         return
     if short and len(reasons) == 1:
         longer = f"Run longer: --num-prompts {LONGER * seen.peak_in_flight} or more, or a longer --duration"

@@ -10,12 +10,15 @@ from pdbench.report.wording import NOT_MEASURED, CellSummary, clean, number, per
 
 Entry = Mapping[str, Any]
 NOTE = (
-    "Busy seconds and GB/s are those of the operations themselves, added up over the ranks that worked side by side. "
+    "Seconds and GB/s each are those of the operations themselves, added up over the ranks that worked side by side, "
+    "and hold their waits for each other. "
     "Only a handoff brings KV from prefill to decode: loads and saves of an offload or of a store are in no part of "
     "the TTFT split. Found: what the connector had of the tokens, chunks or rows it was asked for."
 )
+TOGETHER = "GB/s together"
+HANDED = " GB/s together: bytes over the time in which any handoff was under way, which is what the link carried."
 POSTED = (
-    " Of NIXL's handoffs, ms each and GB/s are those of the transfer once it is posted, as in the TTFT split; busy "
+    " Of NIXL's handoffs, ms each and GB/s each are those of the transfer once it is posted, as in the TTFT split; "
     "seconds and \u201cGB/s, post too\u201d hold its posting as well, in which shared memory moves the bytes."
 )
 
@@ -28,6 +31,8 @@ def connector_tables(cells: Sequence[CellSummary], several: bool) -> list[Child]
     columns = {head: [text(entry) for _, entry in entries] for head, text in COLUMNS.items()}
     posted = any(entry.get("post_ms") is not None for _, entry in entries)
     shown = {head: texts for head, texts in columns.items() if posted or head not in OF_POSTS}
+    if not (handed := any(entry.get("together_gb_s") is not None for _, entry in entries)):
+        del shown[TOGETHER]
     rows: list[list[Child]] = [
         [
             place(cell, several),
@@ -40,7 +45,7 @@ def connector_tables(cells: Sequence[CellSummary], several: bool) -> list[Child]
     heads: list[Child] = ["where", "server", "what", *(tag("th", head, scope="col", class_="n") for head in shown)]
     unsure = dict.fromkeys(doubt for _, entry in entries for doubt in (entry.get("unsure") or {}).items())
     doubts = [f" The {figure} of SGLang's handoffs cannot be known: {clean(why, 200)}." for figure, why in unsure]
-    note = tag("p", NOTE + (POSTED if posted else "") + "".join(doubts), class_="note")
+    note = tag("p", NOTE + (HANDED if handed else "") + (POSTED if posted else "") + "".join(doubts), class_="note")
     return [table(heads, rows, caption="KV moved by connectors"), note]
 
 
@@ -67,11 +72,12 @@ def _gigabytes(entry: Entry) -> str:
 COLUMNS: dict[str, Callable[[Entry], str]] = {
     "operations": lambda entry: short(entry.get("operations")),
     "GB": _gigabytes,
-    "busy s": lambda entry: number(entry.get("time_s")),
+    "seconds": lambda entry: number(entry.get("time_s")),
     "post ms": lambda entry: number(entry.get("post_ms")),
     "ms each": _after_post("transfer_ms", "mean_ms"),
-    "GB/s": _after_post("transfer_gb_s", "gb_s"),
+    "GB/s each": _after_post("transfer_gb_s", "gb_s"),
     "GB/s, post too": lambda entry: number(entry.get("gb_s") if entry.get("post_ms") is not None else None),
+    TOGETHER: lambda entry: number(entry.get("together_gb_s")),
     "found": _found,
     "failed": _failed,
 }

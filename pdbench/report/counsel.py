@@ -7,21 +7,32 @@ pair loses in queues (`littles_law.crossover`). And it gives decode no capacity 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from urllib.parse import urlsplit
 
 from pdbench.littles_law.batch import Tpot
 from pdbench.littles_law.crossover import BreakEven, break_even
+from pdbench.report.causes.case import Cause
 from pdbench.report.cell import COLOCATED, Measured
 from pdbench.report.demand import slots_of
 from pdbench.report.prefix import PREFIX_WARN_SHARE, prefix_hits
 from pdbench.report.split import Split
 
+# Faults of the handoff and of what waits behind it: what a handoff costs with them says nothing of one without.
+REPAIRED_FIRST = (
+    "transfer-bandwidth",
+    "transfer-fragmentation",
+    "completion-polling",
+    "engine-loop-blocking",
+    "decode-slots",
+    "decode-kv-pool",
+)
+
 
 @dataclass(frozen=True, slots=True)
 class Counsel:
-    """`topic`: handoff (it costs more than it saves), decode-full (P/D is no capacity), one-node."""
+    """`topic`: handoff (it costs more than it saves), decode-full (P/D is no capacity)."""
 
     topic: str
     text: str
@@ -30,34 +41,39 @@ class Counsel:
         return asdict(self)
 
 
-def counsel(cell: Measured, split: Split | None) -> list[Counsel]:
-    """What to consider before anything is tuned; empty for co-located servers and closed loops."""
+def counsel(cell: Measured, split: Split | None, causes: Sequence[Cause] = ()) -> list[Counsel]:
+    """What to consider before anything is tuned, or after what the `causes` name; empty for co-located servers and
+    closed loops."""
     if cell.mode == COLOCATED or cell.mode is None or cell.rate is None or split is None:
         return []
-    return [*_handoff_costs_more(cell, split), *_decode_full(cell)]
+    first = [cause.cause for cause in causes if cause.cause in REPAIRED_FIRST]
+    return [*_handoff_costs_more(cell, split, first), *_decode_full(cell)]
 
 
-def _handoff_costs_more(cell: Measured, split: Split) -> Iterator[Counsel]:
+def _handoff_costs_more(cell: Measured, split: Split, first: Sequence[str]) -> Iterator[Counsel]:
+    """What it costs with a fault is no reason against P/D: that is mended first."""
     even, compute = _break_even(cell, split), split.parts.get("prefill")
     if even is None or compute is None or "transfer" not in split.parts:
         return
-    handoff = split.get("post") + split.get("transfer") + split.get("poll")
-    if handoff <= even.total_latency_ms:
+    handoff, saves = split.get("post") + split.get("transfer") + split.get("poll"), even.total_latency_ms
+    if handoff <= saves:
         return
-    saves = f"keeping that away saves a request {even.total_latency_ms:,.1f} ms"
-    if even.total_latency_ms <= 0:
-        saves = "keeping that away saves nothing, since all prompts then queue for one instance in place of two"
+    if first:
+        after = f"Once {' and '.join(first)} {'is' if len(first) == 1 else 'are'} mended, "
+        if saves > 0:
+            text = f"P/D wins in latency here if a handoff then costs less than {saves:,.0f} ms ({handoff:,.0f} now)."
+        else:
+            text = "measure the same GPUs co-located too (--server): at this rate P/D cannot win in latency."
+        yield Counsel("handoff", after + text)
+        return
+    gains = f"saves {saves:,.1f}" if saves > 0 else "saves nothing"
+    one = ", on one host as these are" if _one_node(cell) else ""
     text = (
-        f"P/D cannot win in latency at this rate: computing the prompt takes {compute:,.1f} ms and would stall"
-        f" {even.stalled_decodes:.1f} streams on each of two co-located instances; {saves}; handing its KV"
-        f" over costs {handoff:,.1f} ms (post {split.get('post'):,.1f}, transfer"
-        f" {split.get('transfer'):,.1f}, poll {split.get('poll'):,.1f}). Measure the same GPUs co-located with chunked"
-        " prefill (--server) before tuning the handoff."
+        f"P/D cannot win in latency at this rate: a handoff costs {handoff:,.1f} ms, and keeping prompts of"
+        f" {compute:,.1f} ms away from {even.stalled_decodes:.1f} streams {gains}. Measure the same GPUs co-located"
+        f" with chunked prefill (--server) before tuning the handoff{one}."
     )
     yield Counsel("handoff", text)
-    if _one_node(cell):
-        text = "Prefill and decode are on one host: co-located instances would have the same GPUs and no handoff."
-        yield Counsel("one-node", text)
 
 
 def _break_even(cell: Measured, split: Split) -> BreakEven | None:

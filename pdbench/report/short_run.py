@@ -75,7 +75,7 @@ def _steady_wait_ms(cell: Measured, demand: float, available: int) -> float | No
     pools, rate = max(1, cell.servers(cell.decoder)), cell.rate or 0.0
     tokens = cell.answers.mean(cell.answers.output_tokens) or 1.0
     held = Tpot(1000 * demand / rate / tokens)
-    one = Demand(rate, tokens, held, _lengths(cell), _burstiness(cell)).share(pools)
+    one = Demand(rate, tokens, held, _lengths(cell), burstiness(cell)).share(pools)
     waits = steady(one, max(1, round(available / pools)), simulate=False).waits
     return None if waits is None else 1000 * waits.mean_s
 
@@ -86,7 +86,7 @@ def _lengths(cell: Measured) -> Lengths:
     return Lengths(cv) if cv > EQUAL_LENGTHS else Lengths()
 
 
-def _burstiness(cell: Measured) -> float:
+def burstiness(cell: Measured) -> float:
     kind = str(cell.plan.get("arrivals", "poisson"))
     return {"constant": math.inf, "gamma": float(cell.plan.get("burstiness") or 1.0)}.get(kind, 1.0)
 

@@ -42,6 +42,8 @@ from pdbench.report.handoffs import handoffs_of
 from pdbench.report.hidden import hidden
 from pdbench.report.imports.told import told_cells
 from pdbench.report.legs import add_proxy_costs, legs_ms, traffic_of
+from pdbench.report.link_load import link_load
+from pdbench.report.link_use import link_use
 from pdbench.report.material import Material, material
 from pdbench.report.prefix import fewer_hits, prefix_cache
 from pdbench.report.short_run import short_run
@@ -127,7 +129,7 @@ def cell_summary(cell: Measured, peers: Peers | None = None) -> dict[str, Any]:
     case = case_of(cell, split, validity, peers or Peers(cell, [cell]))
     causes = diagnose(cell, case, validity)
     stopped = gone(cell)  # then gauges and counters are of different times, and no counsel rests on them
-    checks, advised = ([], []) if stopped else (cross_checks(cell), counsel(cell, split))
+    checks, advised = ([], []) if stopped else (cross_checks(cell), counsel(cell, split, causes))
     entry: dict[str, Any] = {
         "cell": cell.cell.get("cell"),
         "target": cell.cell.get("target"),
@@ -145,7 +147,8 @@ def cell_summary(cell: Measured, peers: Peers | None = None) -> dict[str, Any]:
         "legs_ms": legs_ms(cell.answers),
         "slots": _slot_keys(slots),
         **_loop_keys(case),
-        "short_run": None if (short := short_run(cell)) is None else short.document(),
+        "short_run": short.document() if (short := short_run(cell) or link_load(cell)) is not None else None,
+        "link": None if (link := link_use(cell)) is None else link.document(),
         **breakdown(cell),
         "prefix_cache": prefix_cache(cell),
         "arrivals": arrival_figures(cell),

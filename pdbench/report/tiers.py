@@ -17,6 +17,7 @@ from pdbench.report.cell import COLOCATED, PUSH, Measured
 from pdbench.report.demand import slots_of
 from pdbench.report.grid import shapes
 from pdbench.report.handoffs import handoffs_of
+from pdbench.report.link_use import link_use
 
 KEEPS_UP = 0.98  # achieved over asked rate
 BUSY_RUNNING = 0.9  # of the slots: a TPOT measured above is that of a full batch
@@ -80,7 +81,7 @@ def _of(cells: Sequence[Measured]) -> Tiers | None:
         shape.get("output_len"),
         _prefill_qps(calm),
         _decode_qps(full),
-        _link_qps(calm),
+        _link_qps(cells),
         kept[-1].rate if kept else None,
         lost[0].rate if lost else None,
     )
@@ -118,7 +119,13 @@ def _decode_qps(cell: Measured) -> float | None:
     return slots.available / held_s if held_s > 0 else None
 
 
-def _link_qps(cell: Measured) -> float | None:
+def _link_qps(cells: Sequence[Measured]) -> float | None:
+    """What it was seen to carry in the busiest cell where transfers shared it, else what is declared."""
+    seen = [use.carries for cell in cells if (use := link_use(cell)) is not None and use.carries is not None]
+    return seen[-1] if seen else _declared_qps(cells[0])
+
+
+def _declared_qps(cell: Measured) -> float | None:
     link = cell.deployment.get("link_gb_s")
     role = "prefill" if cell.mode == PUSH else "decode"
     moved, requests = handoffs_of(cell, role), cell.answers.count("ok")

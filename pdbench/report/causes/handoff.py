@@ -8,9 +8,12 @@ from collections.abc import Iterator
 from pdbench.report.causes.case import NOTICED_TURNS, Case, Cause, Taken
 from pdbench.report.causes.loop import LOOP_SHARE, held, lost_turns
 from pdbench.report.causes.posting import EXPLAINS, posted_share, posting, posts_on_loop, wait_to_post
+from pdbench.report.cell import Measured
 from pdbench.report.handoffs import handoffs_of
+from pdbench.report.link_use import LinkUse, link_use
 from pdbench.report.split import Split
 
+ALONE = 1.05  # under way on average, while any is: beyond, transfers meet
 COPIED_IN_POST = 0.9  # of the transfer time spent in its post
 LINK_SHARE = 0.3  # of the declared link: below, the KV does not go where it was meant to
 FASTEST_GB_S = 1000.0  # no link of one GPU is faster: NVLink 5 carries 900 GB/s
@@ -36,31 +39,57 @@ def transfer_bandwidth(case: Case) -> Iterator[tuple[Cause, Taken | None]]:
         taken = case.taken("transfer", lambda split: split.get("transfer") + (posted(split) or 0.0))
         if taken is None or not taken.is_work() or not copied_in_post(case):
             return
-    moved = handoffs_of(cell, case.mover)
-    nbytes, speed = (moved.nbytes, moved.gb_s) if moved is not None else (None, None)
-    numbers = [f"moving the KV takes {case.of_ttft(taken.ms)}"]
-    if inside:
-        numbers = [_in_post(case, taken)]
-    if moved is not None and speed is not None and nbytes is not None:
-        numbers.append(f"{nbytes / moved.transfers / 1e6:,.1f} MB a handle at {speed:.3g} GB/s")
+    moved, use = handoffs_of(cell, case.mover), link_use(cell)
+    numbers = [_in_post(case, taken) if inside else f"moving the KV takes {case.of_ttft(taken.ms)}"]
+    if use is not None and use.shared and not inside:
+        numbers[0] += f": {use.alone_ms:,.0f} alone on the link, {use.queued_ms:,.0f} more for the others on it"
+    if moved is not None and moved.nbytes is not None and moved.gb_s is not None:
+        waits = ", its waits for others included" if use is not None and use.under_way > ALONE else ""
+        numbers.append(f"{moved.nbytes / moved.transfers / 1e6:,.1f} MB a handle at {moved.gb_s:.3g} GB/s{waits}")
     if moved is not None:
         numbers += [f"{figure} not known: {why}" for figure, why in moved.unsure.items()]
     loading = cell.window.send_max("decode", "kv_fetch_stage", stage="in_progress")
     if case.pull and loading is not None and loading > 1:
         numbers.append(f"up to {loading:.0f} at once")
-    if nbytes is not None and cell.send_s > 0:
-        numbers.append(f"all together {nbytes / cell.send_s / 1e9:.3g} GB/s on average")
-    link = cell.deployment.get("link_gb_s")
-    numbers.append(_against_link(speed, link))
-    transport = "Check the transport (UCX_TLS, RDMA devices, GPU P2P) with pdbench topo, then pdbench probe-transfer"
-    advice = f"{transport}."
-    if link is None or speed is None:
-        advice = f"{transport}; say with --link-gb-s what the link should carry."
+    if use is not None:
+        where = "" if use.servers == 1 else " a server"
+        numbers.append(
+            f"all together {use.gb_s:.3g} GB/s{where} while any was under way, {use.busy:.0%} of the sending"
+        )
+    numbers.append(_against_link(None if use is None else use.gb_s, cell.deployment.get("link_gb_s")))
+    yield case.named("transfer-bandwidth", taken, numbers, _faster(cell, use, inside), _alone(use, inside))
+
+
+def _faster(cell: Measured, use: LinkUse | None, inside: bool) -> str:
+    """The first thing to change; where the link is nearly full, with the rate that it carries."""
+    transport = "check the transport (UCX_TLS, RDMA devices, GPU P2P) with pdbench topo, then pdbench probe-transfer"
+    links, link = "more links (TP, NICs) or fewer bytes (fp8 KV)", cell.deployment.get("link_gb_s")
+    full, lower = "", ""
+    if use is not None and use.near and not inside:
+        asked = f"{use.asked:.3g} are asked" if cell.streams is None else f"{cell.streams} streams ask {use.asked:.3g}"
+        full = f"The link carries {use.carries:.3g} req/s of these prompts ({use.gb_s:.3g} GB/s), {asked}: "
+        lower = "lower the rate" if cell.streams is None else "use fewer streams"
+    or_lower = f", or {lower}" if lower else ""
+    if link is None or use is None:
+        text = f"{transport}{or_lower}; say with --link-gb-s what the link should carry."
     elif inside:
-        advice = f"{transport}; transfers are posted one by one, so more instances post more of them."
-    elif speed >= LINK_SHARE * link:
-        advice = "The link carries what it can: more of it (TP, NICs), fewer bytes (fp8 KV), or push layer by layer."
-    yield case.named("transfer-bandwidth", taken, numbers, advice, "A transfer alone on the idle pair takes as long.")
+        text = f"{transport}; transfers are posted one by one, so more instances post more of them."
+    elif use.gb_s < LINK_SHARE * link:
+        text = f"{transport}{or_lower}."
+    elif full:
+        text = f"{lower}, or use {links}."
+    else:
+        text = f"the link carries what it can: use {links}, or push layer by layer."
+    return full + text if full else text[0].upper() + text[1:]
+
+
+def _alone(use: LinkUse | None, inside: bool) -> str:
+    """What confirms it."""
+    if use is None or inside or use.under_way <= ALONE:
+        return "A transfer alone on the idle pair takes as long."
+    if use.shared:
+        return f"A transfer alone on the idle pair takes about {use.alone_ms:,.0f} ms."
+    return "A transfer alone on the idle pair takes as long; where it does not, transfers wait for each other."
 
 
 def _in_post(case: Case, taken: Taken) -> str:
