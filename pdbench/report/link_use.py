@@ -122,7 +122,7 @@ def link_use(cell: Measured) -> LinkUse | None:
         nbytes=nbytes / whole,
         each_ms=1000 * spent / whole,
         servers=max(1, len({server for _, server, _ in found})),
-        shared=_shared(moves),
+        shared=is_shared(moves),
         asked=cell.offered,
     )
 
@@ -134,7 +134,7 @@ def together_gb_s(cell: Measured, server: str) -> float | None:
     return sum(float(m.nbytes.sum()) for m in moves) / union / 1e9 if union > 0 else None
 
 
-def _shared(moves: list[Moves]) -> bool:
+def is_shared(moves: list[Moves]) -> bool:
     """Whether transfers take the longer, the more others are under way; by their time a byte, since prompts may differ.
 
     Shorter ones than the time between two scrapes do not show when they met.
