@@ -21,10 +21,13 @@ from pdbench.deployment import Deployment, Server, flags_for
 from pdbench.errors import Unreachable, UsageError
 from pdbench.sweep.client import Client, Opening, RawAnswer, Request
 from pdbench.sweep.clients import open_client
+from pdbench.sweep.rows import clean
+from pdbench.sweep.sse import error_text
 
 SGLANG_BOOTSTRAP_PORT = 8998
 COORDINATES = ("remote_engine_id", "remote_host", "remote_port", "tp_size", "pp_size")
 _SCOUT_S = 60.0
+_QUOTED_NBYTES = 4096
 _KEY = b'"kv_transfer_params":'
 _IDS = b'"prompt_token_ids":'
 _DECODER = json.JSONDecoder()
@@ -90,9 +93,9 @@ async def _scouted(deployment: Deployment, client: Client, url: str) -> Mapping[
     raw = await client.start(request, time.monotonic_ns(), _SCOUT_S)
     found = _params(_text(raw))
     if raw.http_status != 200 or found is None:
-        why = raw.end_text or f"HTTP {raw.http_status}"
+        why = raw.end_text or (without_params(_text(raw)) if raw.http_status == 200 else f"HTTP {raw.http_status}")
         raise Unreachable(
-            f"prefill {url} does not say how decode can be written to ({why}).",
+            f"prefill {url} does not say how decode can be written to ({clean(why, deployment.credentials)}).",
             "Push needs NixlPushConnector on prefill, with kv_transfer_params in its answers.",
         )
     params: Mapping[str, Any] = json.loads(found)
@@ -220,8 +223,7 @@ class Hops:
         params = _params(text)
         if params is None:
             raw = leg.result()
-            raw.http_status, raw.end = None, "protocol"
-            raw.end_text = "prefill answered without kv_transfer_params: it has no KV connector"
+            raw.http_status, raw.end, raw.end_text = None, "protocol", without_params(text)
             answer.set_result(raw)
             return
         if request.pass_token_ids and (ids := _value_of(_IDS, text)) is not None:
@@ -309,6 +311,23 @@ def _params(text: bytes) -> bytes | None:
     """The JSON object after "kv_transfer_params", as it came; None where there is none."""
     found = _value_of(_KEY, text)
     return found if found is not None and found.startswith(b"{") else None
+
+
+def without_params(text: bytes) -> str:
+    """Why an answer of prefill with status 200 has no kv_transfer_params: its own error, or what it is instead.
+
+    Foreign text, at most so much of it: whoever prints it cleans it (`rows.clean`), which needs whole credentials.
+    """
+    said = text[:_QUOTED_NBYTES].decode("utf-8", "replace").strip()
+    try:
+        message = json.loads(text)
+    except (ValueError, RecursionError):
+        return f"prefill answered with something that is not JSON: {said}" if said else "prefill's answer is empty"
+    if (problem := error_text(message)) is not None:
+        return f"prefill: {problem[:_QUOTED_NBYTES]}"
+    if not isinstance(message, dict) or "choices" not in message:
+        return f"prefill answered without choices and kv_transfer_params: {said}"
+    return "prefill answered without kv_transfer_params: it has no KV connector"
 
 
 def _value_of(key: bytes, text: bytes) -> bytes | None:

@@ -20,7 +20,7 @@ from typing import Any
 from pdbench.deployment import Deployment, Server, flags_for
 from pdbench.errors import UsageError
 from pdbench.sweep.client import USER_STAMP, Opening, RawAnswer, Request
-from pdbench.sweep.hops import PREFILL_FIELDS, Several, both_sides, open_each
+from pdbench.sweep.hops import PREFILL_FIELDS, Several, both_sides, open_each, without_params
 from pdbench.sweep.sse import parse
 
 GENERATE = "/inference/v1/generate"
@@ -115,7 +115,9 @@ async def _four_hops(
     if not isinstance(handed, dict):
         return _told_of(second, first, "prefill")
     if not isinstance(handed.get("kv_transfer_params"), dict):
-        return _broken(first, "prefill answered without kv_transfer_params", "It has no KV connector.")
+        first.http_status, first.end = None, "protocol"
+        first.end_text = without_params(b"".join(data for _, data in second.reads))
+        return first
     decode = decodes[request.index // len(prefills) % len(decodes)]
     body = {**wanted, "stream": True, "stream_options": {"include_usage": True}}
     raw = await ask(decode.url + GENERATE, {**body, "kv_transfer_params": handed["kv_transfer_params"]})

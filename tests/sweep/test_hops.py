@@ -12,13 +12,15 @@ import pytest
 from pdbench.deployment import Deployment, ServerFacts, build
 from pdbench.errors import UsageError
 from pdbench.sweep.drive import DRIVES
-from pdbench.sweep.hops import _value_of
+from pdbench.sweep.hops import _value_of, without_params
 from pdbench.sweep.plan import Cell, Plan
 from pdbench.sweep.prompts import ChatCalibration
+from pdbench.sweep.rows import clean
 from pdbench.sweep.schedule import Ask
 from pdbench.testbed import truth
 from pdbench.testbed.launch import Running, running
 from pdbench.testbed.settings import Settings
+from tests.probe.replay_server import Replay, Reply, serving
 from tests.sweep.one_cell import Outcome, measure
 
 PROMPT, OUTPUT, REQUESTS = 2048, 8, 12
@@ -112,6 +114,32 @@ def test_a_server_without_a_connector_hands_nothing_over(tmp_path: Path) -> None
             tmp_path, build("default", urls, mode="pull", model="simulated-qwen3-32b"), plan(num_prompts=2)
         )
     assert all(row.status == "failed" and "KV connector" in (row.error or "") for row in outcome.rows)
+
+
+@pytest.mark.parametrize(
+    ("answer", "said"),
+    [
+        (b'{"error":{"message":"KV pool \\u001b[31mfull","code":500}}', "prefill: KV pool  [31mfull"),
+        (b'{"object":"error","message":"no such lora","code":400}', "prefill: no such lora"),
+        (b"upstream\x1b[2J timed\nout " + b"x" * 9000, "not JSON: upstream [2J timed out xxx"),
+        (b"", "prefill's answer is empty"),
+        (b"[1,2]", "without choices and kv_transfer_params: [1,2]"),
+        (b'{"choices":[{"text":"A"}]}', "it has no KV connector"),
+    ],
+)
+def test_what_prefill_says_instead_of_parameters_is_quoted(answer: bytes, said: str) -> None:
+    """Only an answer with output and without parameters speaks of a missing connector."""
+    printed = clean(without_params(answer), build("default", [("prefill", "h:1")]).credentials)
+    assert said.replace("  ", " ") in printed.replace("  ", " ") and len(printed) <= 300 and printed.isprintable()
+    assert ("KV connector" in printed) is (b'"text":"A"' in answer)
+
+
+def test_prefills_own_error_reaches_the_row(tmp_path: Path) -> None:
+    body = b'{"error": {"message": "out of KV blocks"}}'
+    with serving(Replay({"/v1/completions": Reply(body)})) as prefill, running(Settings().on_free_ports()) as pair:
+        urls = [("prefill", prefill.url), ("decode", pair.decode_urls[0])]
+        outcome = measure(tmp_path, build("default", urls, mode="pull", model="m"), plan(num_prompts=2))
+    assert {row.error for row in outcome.rows} == {"prefill: out of KV blocks"}
 
 
 @pytest.mark.parametrize("missing", ["prefill", "decode"])
