@@ -26,7 +26,7 @@ max_num_seqs = 8
 [[server]]
 role = "proxy"
 url = "http://10.0.0.1:8192"
-launch = "python proxy.py --port 8192 --request-timeout 600"
+launch = "python proxy.py --port 8192 --request-timeout 600 --prefill 10.0.0.2:8100 --decode http://10.0.0.3:8200"
 
 [[server]]
 role = "prefill"
@@ -51,7 +51,7 @@ output_len = 128
 num_prompts = 400
 """
 PUSH = (("NixlConnector", "NixlPushConnector"), ('mode = "pull"', 'mode = "push"'))
-PROXY = 'launch = "python proxy.py --port 8192 --request-timeout 600"\n'
+PROXY = 'launch = "python proxy.py --port 8192 --request-timeout 600 --prefill 10.0.0.2:8100 --decode http://10.0.0.3:8200"\n'
 DECODE = "--max-num-seqs 8\n"
 SECOND = ("[sweep]", '[[server]]\nrole = "prefill"\nurl = "http://10.0.0.4:8100"\n\n[sweep]')
 
@@ -184,7 +184,6 @@ def test_the_healthy_recipe_fails_and_warns_of_nothing(tmp_path: Path) -> None:
         ("connector", (("NixlConnector", "LMCacheConnectorV1"),)),
         ("connector", (('"kv_connector": "NixlConnector"', '"kv_connector": "Ours", "kv_connector_module_path": "ours"'),)),
         ("launch-port", (("--port 8200 ", ""), ("http://10.0.0.3:8200", "http://10.0.0.3:8000"))),
-        ("launch-port", (("--port 8200 ", "--config serve.yaml "),)),
         ("proxy-routes", (("--port 8192", "--port 8192 --mode pull --prefill 10.0.0.2:8100 --decode=10.0.0.3:8200"),)),
         ("proxy-timeout", (("--request-timeout 600", "--read-timeout-ms 600000 --timeout-keep-alive 5 --timeout 0"),)),
     ],

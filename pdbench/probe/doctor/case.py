@@ -8,7 +8,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from pdbench.deployment import Deployment, Server, ServerFacts
-from pdbench.probe.doctor.launch import Launch, whole_number
+from pdbench.probe.doctor.launch import TRANSFER, Launch, whole_number
 from pdbench.probe.scrape import Row
 
 # Where an option stands in vLLM's own configuration (/server_info): (section, name).
@@ -59,7 +59,7 @@ class Patient:
     @property
     def unseen(self) -> bool:
         """Nothing is known of it: it cannot be reached, and no recipe says how it is started."""
-        return self.down and not (self.launch.words or self.launch.broken)
+        return self.down and not self.launch.given
 
     @property
     def host(self) -> str:
@@ -72,7 +72,22 @@ class Patient:
             return _table(self.config["kv_transfer_config"])
         if self.launch.transfer is not None:
             return self.launch.transfer
-        return {} if is_vllm(self.launch) else None
+        return {} if self.launch.leaves(TRANSFER) else None
+
+    @property
+    def untold(self) -> str:
+        """Why its command line does not tell all, where it does not tell of itself; empty where one of them does."""
+        if self.config:
+            return ""
+        more = self.launch.open_end
+        return self.launch.opaque or (f"its options may also come from {more}" if more else "")
+
+    @property
+    def transfer_untold(self) -> str:
+        """Why its kv_transfer_config is not known."""
+        if TRANSFER in self.launch.unsaid:
+            return f"its --{TRANSFER} has a variable that is not known"
+        return self.untold or f"shows no --{TRANSFER}"
 
     @property
     def extra(self) -> Mapping[str, Any]:
@@ -93,6 +108,10 @@ class Patient:
         """An environment variable of the server."""
         value = self.env.get(name, self.launch.env.get(name))
         return None if value is None else str(value)
+
+    def lacks(self, name: str) -> bool:
+        """Whether an environment variable is surely not set: no more of them stand elsewhere."""
+        return self.variable(name) is None and (bool(self.env) or not self.launch.elsewhere)
 
     def total(self, canonical: str, kind: str | None = None, label: str = "") -> float | None:
         """Sum of a series over its ranks; `label` picks rows by a piece of their labels. None: not on the page."""
@@ -170,8 +189,3 @@ def connectors_named(transfer: Mapping[str, Any]) -> Iterator[str]:
 
 def _table(value: Any) -> Mapping[str, Any]:
     return value if isinstance(value, Mapping) else {}
-
-
-def is_vllm(launch: Launch) -> bool:
-    """Whether the command line starts vLLM, so that what it does not say is known too."""
-    return any(word.rsplit("/", 1)[-1] == "vllm" or word.startswith("vllm.entrypoints") for word in launch.words)

@@ -61,8 +61,9 @@ def doctor(
     if guessed:
         ports = ", ".join(f"{port} ({role})" for role, port in GUIDE_PORTS.items())
         print(f"No server is named: these are the default ports of this host, {ports}.", file=sys.stderr)
+    folder = file.path.parent if file else None
     checks, down, simulated = asyncio.run(
-        examine(deployment, entries_of(file, flags), file.sweep if file else {}, tpot)
+        examine(deployment, entries_of(file, flags), file.sweep if file else {}, tpot, folder)
     )
     if json:
         jsonlib.dump(_document(checks, simulated=simulated), sys.stdout, indent=1, allow_nan=False)

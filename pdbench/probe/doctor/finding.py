@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 if TYPE_CHECKING:
     from pdbench.probe.doctor.case import Case
 
+GIVE_COMMAND = "Give the server's own command line as `launch`, with its variables in `env`."
 LEVELS = ("fail", "warn", "unknown", "pass")
 
 

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import re
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from difflib import get_close_matches
 from typing import Any
 from urllib.parse import urlsplit
 
-from pdbench.probe.doctor.case import MODE_OF, Case, Patient, connector, connectors_named, is_vllm
-from pdbench.probe.doctor.finding import Found, Rule, fail, unknown, warn
+from pdbench.probe.doctor.case import MODE_OF, Case, Patient, connector, connectors_named
+from pdbench.probe.doctor.finding import GIVE_COMMAND, Found, Rule, fail, unknown, warn
+from pdbench.probe.doctor.shell import is_open
 
 ASK_FOR_CONFIG = "Start the servers with VLLM_SERVER_DEV_MODE=1, or give --recipe FILE with `launch`."
-DEFAULT_SIDE_PORT = 5600
 _KV_ROLES = {"prefill": "kv_producer", "decode": "kv_consumer"}
 _KNOWN_KEYS = {
     "kv_connector", "engine_id", "kv_role", "kv_buffer_device", "kv_buffer_size", "kv_port",
@@ -28,12 +28,11 @@ _CONNECTORS = (
 )  # fmt: skip
 VLLM_PORT = 8000
 REFUSED_SINCE = (0, 32)  # unknown keys of --kv-transfer-config stop the start (vLLM 0.32, config/kv_transfer.py)
-_NOWHERE = re.compile(r"^(localhost|127\..*|::1|0\.0\.0\.0|::)$")
 
 
 def mixed_modes(case: Case) -> list[Found] | None:
     """Push on one side and pull on the other starts without complaint and fails at the first request."""
-    said = {patient.name: mode for patient in case.pair if (mode := _mode(patient))}
+    said = {patient.name: mode for patient in case.pair if (mode := mode_of(patient))}
     given = case.deployment.mode
     if len(set(said.values())) > 1:
         each = ", ".join(f"{name} {mode}" for name, mode in said.items())
@@ -42,7 +41,7 @@ def mixed_modes(case: Case) -> list[Found] | None:
     if not said and any(connector(patient) for patient in case.pair):
         return None  # a connector that has no modes, or none that is known: `connector` says so
     if not said:
-        return [unknown("no server and no recipe says which connector is used", ASK_FOR_CONFIG)]
+        return [] if any(patient.transfer is None for patient in case.pair) else None
     mode = next(iter(said.values()))
     if given in ("push", "pull") and given != mode:
         fix = f"Correct it to {mode}, in the recipe or with --mode."
@@ -50,7 +49,12 @@ def mixed_modes(case: Case) -> list[Found] | None:
     return [] if given or len(said) > 1 else None
 
 
-def _mode(patient: Patient) -> str | None:
+def hands_over(case: Case) -> bool:
+    """Whether the small request's KV came from prefill: then both sides are of one mode."""
+    return case.sent is not None and case.sent.moved.get("external_kv_transfer", 0.0) > 0
+
+
+def mode_of(patient: Patient) -> str | None:
     told = (patient.handoff or {}).get("transfer_mode")
     return patient.facts.transfer_mode or (told if told in ("push", "pull") else MODE_OF.get(connector(patient)))
 
@@ -92,7 +96,8 @@ def _unheard(patient: Patient, transfer: Mapping[str, Any]) -> Iterator[Found]:
 
 def engine_ids(case: Case) -> list[Found]:
     """Both sides keep each other's KV addresses by engine_id: two servers with one are taken for each other."""
-    own = {patient.name: str(given) for patient, table in case.handoffs() if (given := table.get("engine_id"))}
+    every = {patient.name: table.get("engine_id") for patient, table in case.handoffs()}
+    own = {name: str(given) for name, given in every.items() if given and not is_open(given)}
     return [
         fail(
             " and ".join(name for name, given in own.items() if given == shared),
@@ -146,111 +151,44 @@ def _version(text: str | None) -> tuple[int, ...] | None:
 
 def unread_launch(case: Case) -> list[Found] | None:
     """A command line that the shell or vLLM could not read either."""
-    if not any(patient.launch.words or patient.launch.broken for patient in case.patients):
+    given = [one for one in case.patients if one.launch.given]
+    if not given:
         return None
+    mend = "Mend the command: quote the JSON in single quotes."
     return [
-        fail(patient.name, patient.launch.broken, "Mend the command: quote the JSON in single quotes.")
-        for patient in case.patients
-        if patient.launch.broken
+        *(fail(one.name, one.launch.broken, mend) for one in given if one.launch.broken),
+        *(unknown(f"its launch {one.launch.unread}", GIVE_COMMAND, one.name) for one in given if one.launch.unread),
     ]
 
 
 def launch_ports(case: Case) -> list[Found] | None:
     """The port of the command line against the port of the URL."""
-    if not any(patient.launch.words for patient in case.patients):
+    if not any(patient.launch.given for patient in case.patients):
         return None
     found = []
     for patient in case.patients:
-        flags, told = patient.launch.flags, _port_of(patient.server.url)
+        flags, told = patient.launch.flags, port_of(patient.server.url)
         told = patient.launch.published.get(told, told)
-        port = flags.get("port")
-        if isinstance(port, str) and port.isdigit() and int(port) != told:
+        port, launch = flags.get("port"), patient.launch
+        if "port" in launch.unsaid:
+            found.append(unknown("the port of its launch is not known", GIVE_COMMAND, patient.name))
+        elif port is None and patient.launch.given and patient.untold and patient.server.role != "proxy":
+            found.append(unknown(patient.untold, GIVE_COMMAND, patient.name))
+        elif launch.in_pod and port is not None and str(port) != str(told):
+            evidence = f"is launched on port {port}, its url says {told}: right only where its Service maps them"
+            found.append(unknown(evidence, "Look at targetPort of the Service.", patient.name))
+        elif isinstance(port, str) and port.isdigit() and int(port) != told:
             fix = "Make the url and --port agree."
             found.append(fail(patient.name, f"is launched on port {port}, its url says {told}", fix))
-        elif port is None and is_vllm(patient.launch) and patient.launch.tells_all and told != VLLM_PORT:
-            if "uds" in flags or "headless" in flags:
-                continue
+        elif launch.leaves("port") and told != VLLM_PORT and not {"uds", "headless"} & set(flags):
             evidence = f"is launched without --port, so on vLLM's {VLLM_PORT}; its url says {told}"
             found.append(fail(patient.name, evidence, f"Add --port {told}, or correct the url."))
     return found
 
 
-def _port_of(url: str) -> int:
+def port_of(url: str) -> int:
     parts = urlsplit(url)
     return parts.port or (443 if parts.scheme == "https" else 80)
-
-
-def side_channel_ports(case: Case) -> list[Found] | None:
-    """Two servers on one host that advertise one side channel do not fail, they hang."""
-    if len(list(_nixl(case))) < 2:
-        return None
-    taken: dict[tuple[str, int], list[str]] = defaultdict(list)
-    for patient in _nixl(case):
-        first = _side_port(patient)
-        if first is None:
-            text = patient.variable("VLLM_NIXL_SIDE_CHANNEL_PORT")
-            return [fail(patient.name, f"VLLM_NIXL_SIDE_CHANNEL_PORT is {text!r}, not a port", "Give a port number.")]
-        for rank in range(patient.number("data-parallel-size") or 1):
-            taken[_side_host(patient), first + rank].append(patient.name)
-    for one in case.patients:  # a side channel on the port of some server's own API
-        place = _machine(one.host), _port_of(one.server.url)
-        if place in taken:
-            taken[place].append(f"the API of {one.name}")
-    clashes = {place: names for place, names in taken.items() if len(names) > 1}
-    return [
-        fail(
-            " and ".join(dict.fromkeys(names)),
-            f"advertise the same side channel {host}:{port}: transfers hang without an error",
-            "Give each server on a host its own VLLM_NIXL_SIDE_CHANNEL_PORT, as many apart as it has DP ranks.",
-        )
-        for (host, port), names in clashes.items()
-    ]
-
-
-def side_channel_hosts(case: Case) -> list[Found] | None:
-    """The default side channel host is localhost: another machine cannot reach it."""
-    if not any(True for _ in _nixl(case)):
-        return None
-    found = []
-    for patient in _nixl(case):
-        told = _advertised_host(patient)
-        apart = {other.host for other in case.pair if other.server.role != patient.server.role} - {patient.host}
-        writer = patient.server.role == ("decode" if case.mode == "push" else "prefill")
-        if apart and writer and _NOWHERE.match(told):
-            fix = f"Set VLLM_NIXL_SIDE_CHANNEL_HOST to an address that {', '.join(sorted(apart))} can reach."
-            found.append(fail(patient.name, f"advertises its side channel on {told}, which only it can reach", fix))
-    return found
-
-
-def _nixl(case: Case) -> Iterator[Patient]:
-    """Servers with a NIXL connector that say where their side channel is, or whose start shows it."""
-    for patient, _ in case.handoffs():
-        told = patient.handoff or patient.launch.words or patient.variable("VLLM_NIXL_SIDE_CHANNEL_PORT")
-        if connector(patient) in MODE_OF and told:
-            yield patient
-
-
-def _side_port(patient: Patient) -> int | None:
-    told = (patient.handoff or {}).get("remote_port")
-    text = str(told) if told is not None else patient.variable("VLLM_NIXL_SIDE_CHANNEL_PORT")
-    if text is None:
-        return DEFAULT_SIDE_PORT
-    return int(text) if text.isdigit() and 0 < int(text) < 65536 else None
-
-
-def _advertised_host(patient: Patient) -> str:
-    told = (patient.handoff or {}).get("remote_host")
-    return str(told) if told else patient.variable("VLLM_NIXL_SIDE_CHANNEL_HOST") or "localhost"
-
-
-def _side_host(patient: Patient) -> str:
-    """The machine behind the side channel: localhost is the machine that the server's URL names."""
-    told = _advertised_host(patient)
-    return _machine(patient.host) if _NOWHERE.match(told) else told
-
-
-def _machine(host: str) -> str:
-    return "this host" if _NOWHERE.match(host) else host
 
 
 def versions(case: Case) -> list[Found] | None:
@@ -324,8 +262,7 @@ def _reasons(patient: Patient) -> bool:
 
 
 NEEDS_CONFIG = {
-    "connector", "engine-id", "kv-role", "unknown-keys", "side-channel-port", "side-channel-host", "handshake-check",
-    "bidirectional",
+    "connector", "engine-id", "kv-role", "unknown-keys", "bidirectional",
 }  # fmt: skip
 RULES: dict[str, Rule] = {
     "launch-unreadable": unread_launch,
@@ -335,8 +272,6 @@ RULES: dict[str, Rule] = {
     "engine-id": engine_ids,
     "kv-role": kv_roles,
     "unknown-keys": unknown_keys,
-    "side-channel-port": side_channel_ports,
-    "side-channel-host": side_channel_hosts,
     "versions": versions,
     "push-limits": push_limits,
     "bidirectional": bidirectional,

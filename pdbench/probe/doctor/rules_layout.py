@@ -6,7 +6,8 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from pdbench.probe.doctor.case import MODE_OF, Case, Patient, connector
-from pdbench.probe.doctor.finding import Found, Rule, fail, warn
+from pdbench.probe.doctor.finding import GIVE_COMMAND, Found, Rule, fail, unknown, warn
+from pdbench.probe.doctor.shell import is_open
 
 # Part of the hash that both sides compare in the handshake: what must be equal (vLLM 0.32, nixl/metadata.py).
 _HASHED = {"dtype": "dtype", "kv-cache-dtype": "KV cache dtype", "attention-backend": "attention backend"}
@@ -49,7 +50,7 @@ def _against_a_default(case: Case) -> Iterator[Found]:
     """What is set on some servers, while others start with the default."""
     for option, title in (*_HASHED.items(), ("block-size", "block size")):
         given = {p.name: value for p in case.pair if (value := _hashed(p, option)) is not None}
-        left = [p.name for p in case.pair if p.name not in given and p.launch.tells_all and not p.config]
+        left = [p.name for p in case.pair if p.name not in given and p.launch.leaves(option) and not p.config]
         if option == "block-size":
             given = {name: size for name, size in given.items() if size != str(_DEFAULT_BLOCK)}
             left = [p.name for p in case.pair if p.name in left and _block_size(p) is None]
@@ -82,15 +83,17 @@ def _tensor_parallel(case: Case) -> Iterator[Found]:
 
 
 def _tp(patient: Patient) -> int | None:
-    return patient.number("tensor-parallel-size") or (1 if patient.launch.tells_all and not patient.config else None)
+    return patient.number("tensor-parallel-size") or (
+        1 if patient.launch.leaves("tensor-parallel-size") and not patient.config else None
+    )
 
 
 def _only_one_side(case: Case) -> list[Found]:
     """What is off unless a command line says otherwise, and is part of the hash."""
-    if not all(any(p.launch.words for p in case.of(role)) for role in _ROLES):
-        return []
     found = []
     for option, title in _OFF_BY_DEFAULT.items():
+        if not all(p.launch.leaves(option) or option in p.launch.flags for p in case.pair) or not case.pair:
+            continue
         given = {role: {p.launch.flags.get(option) not in (None, False) for p in case.of(role)} for role in _ROLES}
         if given["prefill"] != given["decode"]:
             evidence = f"--{option} is on one side only: {title} is part of what the handshake compares"
@@ -106,10 +109,9 @@ def models(case: Case) -> list[Found] | None:
     """Prefill and decode serve one model: KV of another is refused, or is garbage."""
     served = {patient.name: set(patient.facts.models) or _launched(patient) for patient in case.pair}
     known = {name: names for name, names in served.items() if names}
-    if len(known) < 2:
-        return None
-    if set.intersection(*known.values()):
-        return []
+    dark = [unknown(one.untold, GIVE_COMMAND, one.name) for one in case.pair if one.name not in known and one.untold]
+    if len(known) < 2 or set.intersection(*known.values()):
+        return dark or (None if len(known) < 2 else [])
     each = ", ".join(f"{name} {' or '.join(sorted(names))}" for name, names in known.items())
     return [fail("", f"no model is served by all ({each})", "Start both sides with one model, and one name for it.")]
 
@@ -120,7 +122,7 @@ def _launched(patient: Patient) -> set[str]:
     name = flags.get("served-model-name") or flags.get("model")
     if name is None and "serve" in words[:-1]:
         name = words[words.index("serve") + 1]
-    return {name} if isinstance(name, str) and not name.startswith("-") else set()
+    return {name} if isinstance(name, str) and not name.startswith("-") and not is_open(name) else set()
 
 
 def backends(case: Case) -> list[Found] | None:

@@ -78,21 +78,18 @@ def slots_known(case: Case) -> list[Found] | None:
 
 def slots_agree(case: Case) -> list[Found] | None:
     """The recipe's max_num_seqs against the one that the server runs with."""
-    if not any(patient.server.max_num_seqs and patient.facts.max_num_seqs for patient in case.patients) and not any(
-        patient.launch.words for patient in case.patients
-    ):
-        return None
-    found = []
+    found, compared = [], False
     for patient in case.patients:
         given, runs = patient.server.max_num_seqs, patient.facts.max_num_seqs or patient.number("max-num-seqs")
         if (told := patient.launch.flags.get("max-num-seqs")) is not None and whole_number(str(told)) in (None, 0):
             fix = "Give a whole number above 0."
             found.append(fail(patient.name, f"--max-num-seqs {told} is no number of slots: it stops at start", fix))
         runs = runs * (patient.facts.dp_ranks or 1) if runs else None
+        compared |= bool(given and runs) or told is not None
         if given and runs and given != runs:
             fix = "Correct max_num_seqs in the recipe or on the command line."
             found.append(fail(patient.name, f"max_num_seqs {given} was given, it runs with {runs}", fix))
-    return found
+    return found if compared else None
 
 
 def slots_demand(case: Case) -> list[Found] | None:
@@ -246,16 +243,19 @@ def prefix_caching(case: Case) -> list[Found]:
     """A fixed seed replays prompts: with prefix caching on, the second run measures the cache."""
     if case.sweep.get("seed") is None:
         return []
-    on = []
+    on, silent = [], []
     for patient in case.of("prefill", "decode", "colocated"):
         option = patient.option("enable-prefix-caching")
         caching = patient.facts.prefix_caching if patient.facts.prefix_caching is not None else option
-        if caching is None and patient.launch.words:
+        if caching is None and patient.launch.leaves("enable-prefix-caching"):
             caching = True  # vLLM's default
         if caching in (True, "True", "true"):
             on.append(patient.name)
+        elif caching is None:
+            silent.append(patient.name)
     if not on:
-        return []
+        evidence = "whether prefix caching is on is not known, and the plan fixes its seed"
+        return [unknown(evidence, "Leave the seed out: fresh prompts every run.", ", ".join(silent))] if silent else []
     fix = "Leave the seed out (fresh prompts every run), or start the servers with --no-enable-prefix-caching."
     return [fail(", ".join(on), "prefix caching is on and the plan fixes its seed: a second run hits the cache", fix)]
 
@@ -331,6 +331,7 @@ def longest_answer_s(case: Case) -> float:
     return (_longest_wait_s(case) or 0.0) + planned(case).output_len * (_tpot_ms(case) or 0.0) / 1000
 
 
+NEEDS_LAUNCH = {"dead-settings", "statistics-off"}
 NEEDS_PLAN = {"slots-demand", "context", "prefix-caching"}
 RULES: dict[str, Rule] = {
     "slots-known": slots_known,

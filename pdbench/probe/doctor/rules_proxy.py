@@ -69,18 +69,20 @@ def proxy_routes(case: Case) -> list[Found] | None:
     proxies = [patient for patient in case.of("proxy") if patient.launch.words]
     if not proxies:
         return None
-    found, places = [], {_place(one.server.url): one for one in case.pair}
+    found, places, compared = [], {_place(one.server.url): one for one in case.pair}, False
     for patient in proxies:
         for role, place in _named(patient.launch.words):
             other = places.get(place)
+            compared |= other is not None
             if other is not None and other.server.role != role:
                 evidence = f"is told {place[0]}:{place[1]} as {role}, which is {other.name}"
                 found.append(fail(patient.name, evidence, "Exchange them in the proxy's command or in the recipe."))
         mode = patient.launch.flags.get("mode") or ("push" if PUSH_EXAMPLE in _examples(patient) else None)
-        if mode in ("push", "pull") and case.mode in ("push", "pull") and mode != case.mode:
+        compared |= {mode, case.mode} <= {"push", "pull"}
+        if {mode, case.mode} == {"push", "pull"}:
             evidence = f"is started for {mode}, prefill and decode for {case.mode}"
             found.append(fail(patient.name, evidence, f"Start the proxy for {case.mode}."))
-    return found
+    return found if compared else None
 
 
 def _named(words: Sequence[str]) -> Iterator[tuple[str, tuple[str, int]]]:
@@ -117,7 +119,7 @@ def _place(url: str) -> tuple[str, int]:
 
 def proxy_timeouts(case: Case) -> list[Found] | None:
     """Time-outs of the proxy's command line and environment against the longest answer of the plan."""
-    proxies = [patient for patient in case.of("proxy") if patient.launch.words or patient.launch.env]
+    proxies = [patient for patient in case.of("proxy") if any(_timeouts(patient))]
     if not proxies:
         return None
     needed_s = max(longest_answer_s(case), LEAST_NEEDED_S)
