@@ -81,7 +81,9 @@ wait
 def in_arrays(role: str, port: int, side: int) -> str:
     return f"""cd /opt/vllm || exit 1
 ARGS=(--port {port} --max-num-seqs 8)
-ARGS+=(--kv-transfer-config '{transfer(role)}')
+ARGS=("${{ARGS[@]}}"
+  --kv-transfer-config)
+ARGS+=('{transfer(role)}')
 {SIDE}={side} vllm serve m "${{ARGS[@]}}" 2>&1 | tee {role}.log
 """
 

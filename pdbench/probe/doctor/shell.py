@@ -84,7 +84,8 @@ class _Reader:
     arrays: dict[str, list[str]] = field(default_factory=dict)
     words: list[str] = field(default_factory=list)
     word: str | None = None  # what of a word has been read
-    into: str | None = None  # the array that words go to
+    into: str | None = None  # the array whose words are being read
+    gathered: list[str] = field(default_factory=list)
     skip: bool = False  # the next word is a redirection's file
     line_set_in: int = 0
     set_in: int = 0  # of the line on which the command began
@@ -102,13 +103,13 @@ class _Reader:
                     raise Unread("has a here-document")
                 self._word_ends()
             if kind == "array":
-                self.into = found[0].rstrip("(").rstrip("=")
-                self.arrays[self.into.rstrip("+")] = self.arrays.get(self.into[:-1], []) if "+" in self.into else []
-                self.into = self.into.rstrip("+")
+                self.into = found[0].rstrip("+=(")
+                self.gathered = list(self.arrays.get(self.into, ())) if "+" in found[0] else []
             elif kind == "redirect":
                 self.skip = True
             elif self.into is not None and kind in ("end", "line"):
-                self.into = None if found[0] == ")" else self.into
+                if found[0] == ")":
+                    self.arrays[self.into], self.into = self.gathered, None
             elif kind == "end" or (kind == "line" and not self._goes_on(place)):
                 yield from self._ended()
             elif kind not in ("joined", "comment", "blank", "line"):
@@ -153,7 +154,7 @@ class _Reader:
         if self.skip:
             self.skip = False
         elif self.into is not None:
-            self.arrays[self.into].append(self.word)
+            self.gathered.append(self.word)
         else:
             if not self.words:
                 self.set_in = self.line_set_in
