@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 
-from pdbench.cli import main
 from pdbench.probe.doctor.examine import judged, launches_of, on_paper
 from pdbench.probe.doctor.finding import Check
 from pdbench.probe.doctor.launch import launch_of
@@ -297,14 +296,3 @@ def test_a_script_that_starts_the_proxy_passes_no_rule_of_proxies(tmp_path: Path
 
 def test_a_launch_may_be_a_list_of_words() -> None:
     assert launch_of(["vllm", "serve", "m", "--port", 8100], None).flags == {"port": "8100"}
-
-
-def test_guessed_ports_are_called_so(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    main(["doctor", "--json"])
-    printed = capsys.readouterr()
-    assert "guessed" in printed.err and "decode http://127.0.0.1:8200" in printed.err
-    assert main(["doctor", "--proxy", "http://127.0.0.1:1"]) == 4
-    assert "guessed" not in capsys.readouterr().err
