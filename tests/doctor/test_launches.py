@@ -118,6 +118,7 @@ def in_docker(role: str, port: int, side: int) -> str:
 WRITTEN = [
     scripted, in_arrays, in_bash, in_a_unit, by_module, in_docker,
     lambda role, port, side: f"{SIDE}={side} numactl --cpunodebind=0 -m 0 {plain(role, port)}",
+    lambda role, port, side: f"srun -N1 -w node1 {SIDE}={side} {plain(role, port)}",
     lambda role, port, side: f"{SIDE}={side} uv run --frozen {plain(role, port)}",
     lambda role, port, side: f"numactl -N 1 env {SIDE}={side} {plain(role, port)}",
     lambda role, port, side: "ssh -p 22 node " + json.dumps(f"{SIDE}={side} {plain(role, port)}"),

@@ -7,11 +7,12 @@ import re
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from pdbench.probe.doctor.container import Container, container
-from pdbench.probe.doctor.shell import Command, Unread, after_variables, commands, expanded, is_open
+from pdbench.probe.doctor.shell import VARIABLE, Command, Unread, after_variables, commands, expanded, is_open
 from pdbench.probe.doctor.written import env_file, listed, systemd
 
 TRANSFER = "kv-transfer-config"
@@ -164,6 +165,9 @@ def _started(command: Command, recipe: _Recipe) -> Launch | None:
             inner = after_variables(left, env)
             return _started(Command(tuple(inner), env), recipe) if inner else None
         if engine := _engine(left):
+            before = ["", *words[:place]]
+            own = [one for last, one in pairwise(before) if not last.startswith("-")]  # an option's value is not
+            after_variables([one for one in own if VARIABLE.match(one)], env)
             return Launch(tuple(left), env=env, engine=engine, elsewhere=by and f"{words[0]} {by}")
         if name in _SHELLS and (script := _script(left[1:])) is not None:
             return _chosen(commands(script, env), recipe)
