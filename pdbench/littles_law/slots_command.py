@@ -95,7 +95,7 @@ def slots(
         Number, typer.Option("--prompt-len", help="Prompt tokens: they fill the KV pool.", rich_help_panel=POOL)
     ] = None,
     staging: Annotated[
-        int, typer.Option("--staging", min=0, help="Handoffs that hold KV without a slot.", rich_help_panel=POOL)
+        int, typer.Option("--staging", min=0, help="Of its sequences, those that wait for a slot with their KV there.", rich_help_panel=POOL)
     ] = 1,
     from_run: Annotated[
         Path | None, typer.Option("--from-run", help="Take the load from a run's cells.", rich_help_panel=LOAD)
@@ -137,10 +137,10 @@ def slots(
 def _of_run(
     path: Path, slo_s: float, max_num_seqs: int | None, decoders: int, html: Path | None
 ) -> list[dict[str, Any]]:
-    from pdbench.littles_law.slots_from_run import questions_of_run
+    from pdbench.littles_law.slots_from_run import as_reported, questions_of_run
 
     asked = questions_of_run(path, slo_s, max_num_seqs, decoders)
-    return [{**cell, **_answered(question, html)} for cell, question in asked]
+    return [as_reported({**cell, **_answered(question, html)}) for cell, question in asked]
 
 
 def _answered(question: Question, html: Path | None) -> dict[str, Any]:

@@ -67,7 +67,8 @@ def _question(
         "measured_slot_wait_ms": split.get("slot_wait") if isinstance(split, Mapping) else None,
         "measured_qps": cell.get("request_throughput"),
         "measured_growth_ms_per_request": cell.get("ttft_growth_ms_per_request"),
-        "cell_validity": [one.get("code") for one in cell.get("validity", []) if isinstance(one, Mapping)],
+        "cell_validity": [one.get("code") for one in _flags(cell)],
+        "cell_void": [one.get("code") for one in _flags(cell) if one.get("severity") == "void"],
     }
     repeats = max(1, len(cell.get("repeats") or ()))
     prompts = None if completed is None else max(1, round(completed / repeats))
@@ -77,6 +78,29 @@ def _question(
     prefill_ms = 0.0 if line else 1000 * beside / rate
     demand = Demand(rate, tokens, line or Tpot((held_ms + prefill_ms) / tokens))
     return measured, Question(demand, each, slo_s, decoders, num_prompts=prompts, loop_held=held, prefill_ms=prefill_ms)
+
+
+def _flags(cell: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    return [one for one in cell.get("validity") or [] if isinstance(one, Mapping)]
+
+
+def as_reported(document: dict[str, Any]) -> dict[str, Any]:
+    """The answer for a cell with the report's own demand, at the TPOT measured, under `slots_needed`.
+
+    Where TPOT goes with the batch, what the asked rate holds in a steady state is another number, and is kept as such.
+    """
+    needed = document["report_slots_needed"]
+    if "tpot_slope_ms" not in document or needed is None:
+        return document
+    held_s = needed / document["qps"]
+    return {
+        **document,
+        "slots_needed": needed,
+        "steady_slots_needed": document["slots_needed"],
+        "held_ms": 1000 * held_s,
+        "tpot_ms": 1000 * held_s / document["out_tokens"],
+        "steady_tpot_ms": document["tpot_ms"],
+    }
 
 
 def _held_loop(cell: Mapping[str, Any], decoders: int) -> tuple[Tpot | None, str]:

@@ -12,22 +12,21 @@ from rich.table import Table
 
 Document = dict[str, Any]
 
-WIDTH = 80
 BAR = 30
 DRAWN = (0.5, 0.6, 0.7, 0.8, 0.85, 0.9, 0.95)  # utilisations with a bar: one screen
-NOTE_INDENT = "  "
+TOO_FEW, OVERLOADED = "too-few-requests", "not-steady-state"  # as the report has them
 
 
 def print_answers(documents: list[Document], page: Path | None) -> None:
+    # rich takes 80 columns where neither a terminal nor COLUMNS says otherwise.
     console = Console(highlight=False, markup=False, emoji=False, soft_wrap=False)
-    if not console.is_terminal:
-        console.width = WIDTH
     with console.capture() as captured:
         if len(documents) > 1:
             console.print("Mean wait for a slot: in the steady state, in a run of this length, and as measured")
             console.print(cells_table(documents))
-        for document in documents[:1] if len(documents) == 1 else ():
-            _print(console, document)
+            console.print("load: asked rate / what full slots complete")
+        else:
+            _print(console, documents[0])
         for note in notes_of_run(documents):
             console.print(note)
         if page is not None:
@@ -36,6 +35,8 @@ def print_answers(documents: list[Document], page: Path | None) -> None:
 
 
 def _print(console: Console, document: Document) -> None:
+    if "request_rate" in document:
+        console.print(validity(document) or f"{mark(document)}  {place(document)}")
     console.print(headline(document), style="bold")
     console.print()
     console.print(_grid(figures(document)))
@@ -65,11 +66,17 @@ def headline(document: Document) -> str:
         enough = (
             ""
             if wanted is None
-            else f" max-num-seqs {wanted} keeps the p99 wait within {ms(document['slo_wait_p99_ms'])}."
+            else f" max-num-seqs {wanted} keeps the p99 wait within {ms(document['slo_wait_p99_ms'])}"
+            f"{_unchanged(document, ' at an unchanged TPOT of')}."
         )
         return f"The load holds {figure(needed)} slots on average.{enough}"
-    use = percent(document["utilisation"])
-    full = f"{figure(needed)} of {available} slots ({use}{' of capacity' if 'tpot_slope_ms' in document else ''})"
+    full = f"{figure(needed)} of {available} slots"
+    if "tpot_slope_ms" in document:
+        full += " at the TPOT measured" if "steady_slots_needed" in document else ""
+        full += f", {percent(document['utilisation'])} of the rate that full slots complete"
+        full += f" (TPOT {figure(document['tpot_full_batch_ms'])} ms)"
+    else:
+        full += f" ({percent(document['utilisation'])})"
     overload = document["overload"]
     if overload is not None:
         growth = overload["ttft_growth_ms_per_request"]
@@ -87,9 +94,44 @@ def headline(document: Document) -> str:
     )
 
 
+def _unchanged(document: Document, words: str) -> str:
+    """What the number of slots rests on where TPOT is taken for one number."""
+    return "" if "tpot_slope_ms" in document else f"{words} {figure(document['tpot_ms'])} ms"
+
+
+def place(document: Document) -> str:
+    return f"{figure(document['qps'])} req/s x {figure(document.get('prompt_len'))} tokens"
+
+
+def mark(document: Document) -> str:
+    """What the run's report calls the cell."""
+    if document["cell_void"]:
+        return "VOID"
+    return "warn" if _flags(document) else "ok"
+
+
+def _flags(document: Document) -> list[str]:
+    return [code for code in document["cell_validity"] if code != TOO_FEW]
+
+
+def validity(document: Document) -> str:
+    """What is wrong with the cell itself, and what that leaves of the answer; empty where nothing is."""
+    void, flags = document["cell_void"], _flags(document)
+    if not flags:
+        return ""
+    said = f"{mark(document)}  {place(document)}: {', '.join(dict.fromkeys(void or flags))}"
+    if not void:
+        return said
+    if set(void) == {OVERLOADED}:
+        return f"{said}. The wait that it measured is a figure of its length."
+    return f"{said}. What is computed from it means no more than it does: measure again first."
+
+
 def notes_of_run(documents: list[Document]) -> Iterator[str]:
-    """What a run's cells lack, and where their demand is not the report's."""
+    """What is wrong with a run's cells, what they lack, and what their load holds where TPOT goes with the batch."""
     asked = [each for each in documents if "request_rate" in each]
+    if len(documents) > 1:
+        yield from filter(None, map(validity, asked))
     if any(each["slots_available"] is None for each in asked):
         yield "Slots are not known of this run: --max-num-seqs N, those of one decoder, gives use and waits."
     if len(documents) == 1 and any(each["slots_for_slo"] is not None for each in asked):
@@ -99,19 +141,15 @@ def notes_of_run(documents: list[Document]) -> Iterator[str]:
             " mean wait, which it names, and needs other slots."
         )
     for each in asked:
-        needed, told = each["slots_needed"], each["report_slots_needed"]
-        if "tpot_slope_ms" not in each:
+        if "steady_slots_needed" not in each:
             continue
-        place = f"{figure(each['qps'])} req/s x {figure(each['prompt_len'])} tokens"
-        if needed is not None and told is not None and figure(needed) != figure(told):
+        steady, told = each["steady_slots_needed"], figure(each["slots_needed"])
+        if steady is None:
+            yield f"{place(each)}: {told} slots at the TPOT measured, but the batch grows without end."
+        elif figure(steady) != told:
             yield (
-                f"{place}: the report says {figure(told)} slots, at the TPOT measured; here it is the TPOT that goes"
-                f" with the batch at the asked rate, {figure(each['tpot_ms'])} ms."
-            )
-        if each["utilisation"] is not None and not each["overload"]:
-            yield (
-                f"{place}: use is of the rate that full slots complete, at a TPOT of"
-                f" {figure(each['tpot_full_batch_ms'])} ms; it is not needed / slots."
+                f"{place(each)}: {told} slots at the TPOT measured; at the asked rate the batch comes to hold"
+                f" {figure(steady)}, at a TPOT of {figure(each['steady_tpot_ms'])} ms."
             )
 
 
@@ -145,6 +183,10 @@ def _figures(document: Document) -> Iterator[tuple[str, ...]]:
         yield "", "", f"and half a step, {ms(document['half_step_ms'])}: admission is between steps"
     if "finite" in document:
         yield from _finite(document["finite"])
+    if "request_rate" in document:
+        seen, came = document["measured_slot_wait_ms"], document["measured_qps"]
+        how = "mean of the run itself" if seen is not None else "the run could not tell the wait for a slot"
+        yield "measured", ms(seen), how + ("" if came is None else f", {figure(came)} req/s")
     if document["method"]:
         yield "method", "", f"{document['method']}: {document['method_error']}"
     yield from _safe(document)
@@ -172,7 +214,8 @@ def _safe(document: Document) -> Iterator[tuple[str, ...]]:
     if wanted is not None:
         fits = "" if document["recommended_max_num_seqs"] is not None else "; the KV pool does not hold them"
         each = " a decoder" if document["decoders"] > 1 else ""
-        yield "max-num-seqs", str(wanted), f"needed{each} for p99 wait <= {slo}{fits}"
+        stays = _unchanged(document, ", if TPOT stays")
+        yield "max-num-seqs", str(wanted), f"needed{each} for p99 wait <= {slo}{stays}{fits}"
     if document["max_qps"] is not None:
         use = f"{document['safe_utilisation']:.0%} of the slots in use"
         yield "safe rate", figure(document["max_qps"]), f"req/s as it is, for p99 wait <= {slo} ({use})"
@@ -200,16 +243,18 @@ def curve_rows(document: Document) -> list[tuple[str, ...]]:
 
 def cells_table(documents: list[Document]) -> Table:
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
-    for head in ("req/s", "prompt", "needed", "slots", "use", "P(wait)", "mean wait", "in this run", "measured"):
-        table.add_column(head, justify="right")
+    heads = ("req/s", "prompt", "need/have", "load", "P(wait)", "mean wait", "in this run", "measured")
+    table.add_column("")
+    for head in heads:
+        table.add_column(head, justify="right", no_wrap=True)
     for each in documents:
         wait = each["wait_ms"] or {}
         table.add_row(
+            mark(each),
             figure(each["qps"]),
             figure(each.get("prompt_len")),
-            figure(each["slots_needed"]),
-            str(each["slots_available"] or "-"),
-            "-" if each["utilisation"] is None else f"{each['utilisation']:.0%}",
+            f"{figure(each['slots_needed'])}/{each['slots_available'] or '-'}",
+            "-" if each["utilisation"] is None else percent(each["utilisation"]),
             "-" if each["p_wait"] is None else f"{each['p_wait']:.0%}",
             "no end" if each["overload"] else ms(wait.get("mean")),
             "-" if "finite" not in each else _spread(each["finite"]),
@@ -219,7 +264,11 @@ def cells_table(documents: list[Document]) -> Table:
 
 
 def _spread(run: Document) -> str:
-    return f"{ms(run['wait_ms']['mean'])} +-{ms(run['mean_sd_ms'])}"
+    """`338\u00b1259 ms`: the mean and its standard deviation from run to run, in one unit."""
+    both = (run["wait_ms"]["mean"], run["mean_sd_ms"])
+    scale, unit = (1000, "s") if max(both) >= 1000 else (1, "ms")
+    mean, spread = (f"{value / scale:.{0 if value >= 10 * scale else 2}f}" for value in both)
+    return f"{mean}\u00b1{spread} {unit}"
 
 
 def figure(value: float | None) -> str:

@@ -46,6 +46,14 @@ def _of_tpot(question: Question, document: dict[str, Any]) -> list[tuple[str, st
         lower = "so it will be longer and waits too" if batch < running else "so it may be shorter"
         text = f"TPOT was measured at batch {batch:g}, a full pool runs {running:g}: {lower}. Give --tpot-slope."
         return [("tpot-batch", text)]
+    wanted, seen = document["slots_for_slo"], batch or slots or (document["slots_needed"] or 0) / question.decoders
+    if wanted is not None and wanted > seen:
+        text = (
+            f"TPOT is taken for {tpot.alone_ms:.3g} ms at any batch. It grows with the batch, above all where handoffs"
+            f" are posted on decode's loop, and {wanted} slots are then too few. Give its slope (--tpot-slope;"
+            " --from-run takes it from a run that shows it), or measure with so many."
+        )
+        return [("tpot-constant", text)]
     return []
 
 

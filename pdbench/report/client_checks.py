@@ -16,7 +16,7 @@ from pdbench.report.demand import slots_of
 from pdbench.report.finding import VOID, WARN, Finding
 from pdbench.report.link_load import link_load
 from pdbench.report.one_full import one_full
-from pdbench.report.short_run import short_run
+from pdbench.report.short_run import finding_of, short_run
 from pdbench.report.slow_server import slow_server
 from pdbench.report.statistics import needed_for
 from pdbench.report.thinking import thinking_dropped, thought_before
@@ -73,8 +73,7 @@ def _not_steady(cell: Measured) -> Iterator[Finding]:
         reasons.append(link.text())
     if not reasons:
         if (brief := short_run(cell)) is not None:
-            advice = "Run longer, or take its figures for those of a short run (pdbench slots --from-run)"
-            yield Finding("not-steady-state", WARN, f"{brief.text()}. {advice}.")
+            yield finding_of(brief)
         elif link is not None:
             advice = "Run longer, or lower the rate" if link.document() else "Lower the rate, or see what the link is"
             yield Finding("not-steady-state", WARN, f"{link.text()}. {advice}.")

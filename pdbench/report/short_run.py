@@ -4,11 +4,15 @@ A run begins with empty slots, and the nearer the load is to what they carry the
 waits of about 10 rho / (1 - rho)^2 requests are those of a short run, however healthy it looks (200 at 80 % of the
 slots, 11,000 at 97 %; a few relaxation times of M/M/c). What the steady mean wait would be is known from rate and
 holding time, as `pdbench slots` works it out.
+
+Where handoffs hold decode's loop, TPOT grows with the batch, and what counts is the rate that full slots complete: at
+the limit a cell still has slots free on average, at a TPOT that it does not keep.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 
 from pdbench.littles_law.batch import Tpot
@@ -16,11 +20,14 @@ from pdbench.littles_law.demand import Demand
 from pdbench.littles_law.lengths import Lengths
 from pdbench.littles_law.steady import steady
 from pdbench.report.cell import Measured
-from pdbench.report.demand import slots_of
+from pdbench.report.demand import Slots, slots_of
+from pdbench.report.finding import VOID, WARN, Finding
 from pdbench.report.split import split_of
 
+CODE = "not-steady-state"
 RELAXATIONS = 10.0
 TELLING = 0.25  # of the measured mean TTFT that a steady state would add: what makes a wait a cause, too
+AT_LIMIT = 0.95  # of the rate that full slots complete: from here on one run's waits say little of the next one's
 EQUAL_LENGTHS = 0.02  # coefficient of variation of output tokens below which they are one length
 
 
@@ -29,54 +36,92 @@ class ShortRun:
     """A cell whose figures are those of a short run. Without a steady state its times are `None`."""
 
     requests: int
-    slots_used: float  # share of the slots that the load needs
+    slots_used: float  # share of the slots that the load needs, or of the rate that full slots complete
     settles_after_requests: float | None
     slot_wait_ms: float | None  # as measured; `None` where it could not be divided from other waits
     steady_slot_wait_ms: float | None
     steady_mean_ttft_ms: float | None
+    full_batch_tpot_ms: float | None = None  # where TPOT grows with the batch
 
     def document(self) -> dict[str, float]:
         return {name: value for name, value in asdict(self).items() if value is not None}
 
     def text(self) -> str:
+        whole = "the slots"
+        if self.full_batch_tpot_ms is not None:
+            whole = f"what full slots complete (at a TPOT of {self.full_batch_tpot_ms:.1f} ms)"
         if self.steady_slot_wait_ms is None:
+            asks = "needs" if self.full_batch_tpot_ms is None else "is"
             return (
-                f"the load needs {self.slots_used:.1%} of the slots: no steady state exists, and the mean TTFT of these"
+                f"the load {asks} {self.slots_used:.1%} of {whole}: no steady state exists, and the mean TTFT of these"
                 f" {self.requests:,} requests is one of a short run"
             )
+        at = f"with {self.slots_used:.0%} of the slots in use"
+        if self.full_batch_tpot_ms is not None:
+            at = f"at {self.slots_used:.0%} of {whole}"
         here = "" if self.slot_wait_ms is None else f" against the {self.slot_wait_ms:,.0f} ms here"
         return (
-            f"with {self.slots_used:.0%} of the slots in use the queue takes about {self.settles_after_requests:,.0f}"
-            f" requests to build up, and these were {self.requests:,}: in a steady state the mean wait for a slot is"
-            f" about {self.steady_slot_wait_ms:,.0f} ms{here}, and mean TTFT {self.steady_mean_ttft_ms:,.0f} ms"
+            f"{at} the queue takes about {self.settles_after_requests:,.0f} requests to build up, and these were"
+            f" {self.requests:,}: in a steady state the mean wait for a slot is about"
+            f" {self.steady_slot_wait_ms:,.0f} ms{here}, and mean TTFT {self.steady_mean_ttft_ms:,.0f} ms"
         )
 
 
-def short_run(cell: Measured) -> ShortRun | None:
-    """`None` where the run is long enough, where its waits are what a steady state's are, or where nobody can say."""
+def short_run(cell: Measured, line: Tpot | None = None) -> ShortRun | None:
+    """`None` where the run is long enough, where its waits are what a steady state's are, or where nobody can say.
+
+    `line` is the TPOT of any batch on all decoders together where handoffs hold their loop.
+    """
     slots, ttft = slots_of(cell), cell.answers.mean(cell.answers.ttft_ms)
     moving = cell.stages or cell.plan.get("trace") or cell.answers.count("rejected")
     if cell.rate is None or moving or not slots.demand or not slots.available or not ttft:
         return None
-    requests, used = len(cell.answers) // max(1, len(cell.parts)), slots.demand / slots.available
+    requests, full_ms = len(cell.answers) // max(1, len(cell.parts)), line and line.at(slots.available)
+    used = _used(cell, slots, full_ms)
     if used >= 1:
-        return ShortRun(requests, used, None, None, None, None) if slots.reached else None
+        return ShortRun(requests, used, None, None, None, None, full_ms) if slots.reached else None
     settles = RELAXATIONS * used / (1 - used) ** 2
     if requests >= settles:
         return None
-    wait_ms, measured_ms = _steady_wait_ms(cell, slots.demand, slots.available), _slot_wait_ms(cell)
-    if wait_ms is None or measured_ms is None or wait_ms - measured_ms < TELLING * ttft:
+    wait_ms, measured_ms = _steady_wait_ms(cell, slots, line), _slot_wait_ms(cell)
+    if wait_ms is None or measured_ms is None:
         return None
-    return ShortRun(requests, used, settles, measured_ms, wait_ms, ttft + wait_ms - measured_ms)
+    at_limit = line is not None and used >= AT_LIMIT and slots.reached
+    if wait_ms - measured_ms < TELLING * ttft and not at_limit:
+        return None
+    return ShortRun(requests, used, settles, measured_ms, wait_ms, ttft + wait_ms - measured_ms, full_ms)
 
 
-def _steady_wait_ms(cell: Measured, demand: float, available: int) -> float | None:
+def whole_cell(cell: Measured, line: Tpot | None, found: Sequence[Finding]) -> tuple[ShortRun | None, list[Finding]]:
+    """Whether the cell is a short run, and its findings with that: those of its repeats know no `line`."""
+    short, kept = short_run(cell, line), list(found)
+    if line is None or short is None or any(one.code == CODE and one.severity == VOID for one in kept):
+        return short, kept
+    return short, [finding_of(short), *(one for one in kept if one.code != CODE)]
+
+
+def finding_of(short: ShortRun) -> Finding:
+    advice = "Run longer, or take its figures for those of a short run (pdbench slots --from-run)"
+    return Finding(CODE, WARN, f"{short.text()}. {advice}.")
+
+
+def _used(cell: Measured, slots: Slots, full_ms: float | None) -> float:
+    """Share of the slots that the load needs, or of the rate that they complete at the TPOT of the full batch."""
+    if full_ms is None:
+        return (slots.demand or 0.0) / (slots.available or 1)
+    tokens = cell.answers.mean(cell.answers.output_tokens) or 1.0
+    return (cell.rate or 0.0) * tokens * full_ms / 1000 / (slots.available or 1)
+
+
+def _steady_wait_ms(cell: Measured, slots: Slots, line: Tpot | None) -> float | None:
     """As `pdbench slots` has it, of pools that each get their share of the arrivals."""
     pools, rate = max(1, cell.servers(cell.decoder)), cell.rate or 0.0
     tokens = cell.answers.mean(cell.answers.output_tokens) or 1.0
-    held = Tpot(1000 * demand / rate / tokens)
+    held = Tpot(1000 * (slots.demand or 0.0) / rate / tokens)
+    if line is not None:
+        held = Tpot(line.alone_ms, line.slope_ms * pools)
     one = Demand(rate, tokens, held, _lengths(cell), burstiness(cell)).share(pools)
-    waits = steady(one, max(1, round(available / pools)), simulate=False).waits
+    waits = steady(one, max(1, round((slots.available or 0) / pools)), simulate=False).waits
     return None if waits is None else 1000 * waits.mean_s
 
 

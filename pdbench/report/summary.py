@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from pdbench.report.advice import HeldLoop
 from pdbench.report.answers import (
     Answers,
     Load,
@@ -25,7 +26,7 @@ from pdbench.report.arrivals_check import arrival_figures
 from pdbench.report.breakdown import breakdown
 from pdbench.report.capacity.answer import capacity_document, capacity_said, is_unfinished
 from pdbench.report.capacity.answer import exit_code_of as capacity_exit_code
-from pdbench.report.causes.case import Case, case_of
+from pdbench.report.causes.case import case_of
 from pdbench.report.causes.down import gone, listed_names
 from pdbench.report.causes.loop import held_loop
 from pdbench.report.causes.unread import held_unseen
@@ -46,7 +47,7 @@ from pdbench.report.link_load import link_load
 from pdbench.report.link_use import link_use
 from pdbench.report.material import Material, material
 from pdbench.report.prefix import fewer_hits, prefix_cache
-from pdbench.report.short_run import short_run
+from pdbench.report.short_run import whole_cell
 from pdbench.report.split import Split, split_of
 from pdbench.report.tiers import tiers
 from pdbench.report.validity import Finding, findings, is_void, merged
@@ -128,6 +129,8 @@ def cell_summary(cell: Measured, peers: Peers | None = None) -> dict[str, Any]:
     split, slots = split_of(cell), slots_of(cell)
     case = case_of(cell, split, validity, peers or Peers(cell, [cell]))
     causes = diagnose(cell, case, validity)
+    loop = None if case is None else held_loop(case)
+    brief, validity = whole_cell(cell, loop and loop.tpot, validity)
     stopped = gone(cell)  # then gauges and counters are of different times, and no counsel rests on them
     checks, advised = ([], []) if stopped else (cross_checks(cell), counsel(cell, split, causes))
     entry: dict[str, Any] = {
@@ -146,8 +149,8 @@ def cell_summary(cell: Measured, peers: Peers | None = None) -> dict[str, Any]:
         **_split_keys(split),
         "legs_ms": legs_ms(cell.answers),
         "slots": _slot_keys(slots),
-        **_loop_keys(case),
-        "short_run": short.document() if (short := short_run(cell) or link_load(cell)) is not None else None,
+        **_loop_keys(loop),
+        "short_run": short.document() if (short := brief or link_load(cell)) is not None else None,
         "link": None if (link := link_use(cell)) is None else link.document(),
         **breakdown(cell),
         "prefix_cache": prefix_cache(cell),
@@ -253,9 +256,8 @@ def _slot_keys(slots: Slots) -> dict[str, Any]:
     return {name: getattr(slots, name) for name in names}
 
 
-def _loop_keys(case: Case | None) -> dict[str, Any]:
+def _loop_keys(loop: HeldLoop | None) -> dict[str, Any]:
     """What handoffs do to decode's loop, where they hold it: `tpot_ms` of a batch of b streams is alone + b x slope."""
-    loop = None if case is None else held_loop(case)
     if loop is None:
         return {}
     line = {"tpot_alone_ms": loop.tpot.alone_ms, "tpot_slope_ms": loop.tpot.slope_ms}

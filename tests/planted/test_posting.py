@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from pdbench.littles_law.slots_answer import answer
-from pdbench.littles_law.slots_from_run import questions_of_run
-from pdbench.littles_law.slots_text import figure, notes_of_run
+from pdbench.littles_law.slots_from_run import as_reported, questions_of_run
+from pdbench.littles_law.slots_text import figure, headline, notes_of_run
 from pdbench.report.summary import summarise
 from pdbench.testbed.settings import Settings
 from tests.planted.virtual import sweep
@@ -63,20 +63,22 @@ def test_more_slots_are_not_advised_where_posts_hold_the_loop(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("mode", ["colocated", "pull"])
-def test_slots_of_a_run_are_the_reports_or_say_why_not(tmp_path: Path, mode: Any) -> None:
+def test_slots_of_a_run_are_the_reports(tmp_path: Path, mode: Any) -> None:
     """A co-located request holds its slot during its prefill too; where posts hold the loop, TPOT is no one number."""
     found = cells(tmp_path, Settings(mode=mode), rates=[4], prompt_lens=[16384], output_len=128, duration_s=8.0)
     (tmp_path / "summary.json").write_text(json.dumps({"schema": 1, "cells": found}))
     for cell, (measured, question) in zip(found, questions_of_run(tmp_path, 0.1, None, 1), strict=True):
         reported = cell["slots"]["needed"] + (cell["slots"].get("prefill_held", 0.0))
-        document = {**measured, **answer(question)}
+        document = as_reported({**measured, **answer(question)})
         assert bool(question.loop_held) == (mode == "pull")
+        assert document["slots_needed"] == pytest.approx(reported)
+        assert f"{figure(reported)} of 8 slots" in headline(document)
+        notes = " ".join(notes_of_run([document]))
         if question.loop_held:
-            notes = " ".join(notes_of_run([document]))
-            assert f"the report says {figure(reported)} slots" in notes and "use is of the rate" in notes
+            assert f"{figure(reported)} slots at the TPOT measured" in notes
+            assert "of the rate that full slots complete" in headline(document)
         else:
-            assert document["slots_needed"] == pytest.approx(reported)
-            assert document["tpot_ms"] == pytest.approx(cell["mean_tpot_ms"])
+            assert document["tpot_ms"] == pytest.approx(cell["mean_tpot_ms"]) and "TPOT measured" not in notes
     held = [cell["slots"].get("prefill_held", 0.0) for cell in found]
     assert min(held) > 0.05 if mode == "colocated" else not any(held)
 
@@ -88,3 +90,20 @@ def test_slots_that_would_do_without_the_posts_are_the_loops_fault(tmp_path: Pat
     assert list(by_name(pull)) == ["engine-loop-blocking"] and list(by_name(push)) == []
     assert by_name(pull)["engine-loop-blocking"]["share"] > 0.9
     assert "enough if the loop were not held" in by_name(pull)["engine-loop-blocking"]["evidence"]
+
+
+@pytest.mark.parametrize("slots", [19, 60])
+def test_a_load_at_the_limit_of_a_held_loop_is_no_steady_cell(tmp_path: Path, slots: int) -> None:
+    """Of 19 slots 16 are needed at the TPOT of 40 s; ten minutes of it wait four to nine seconds for one."""
+    load: dict[str, Any] = {"rates": [8], "prompt_lens": [16384], "output_len": 128, "seed": 0}
+    (cell,) = cells(tmp_path, Settings(mode="pull", max_num_seqs=slots), **load)
+    assert cell["slots"]["utilisation"] < 0.95
+    flags = {one["code"]: one for one in cell["validity"]}
+    if slots == 60:
+        assert "not-steady-state" not in flags
+        return
+    flag = flags["not-steady-state"]
+    assert flag["severity"] == "warn" and "of what full slots complete" in flag["evidence"]
+    (tmp_path / "summary.json").write_text(json.dumps({"schema": 1, "cells": [cell]}))
+    ((_, question),) = questions_of_run(tmp_path, 0.1, None, 1)
+    assert 0.95 <= cell["short_run"]["slots_used"] == pytest.approx(answer(question)["utilisation"])
