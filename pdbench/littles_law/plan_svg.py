@@ -1,38 +1,65 @@
-"""A line chart as inline SVG: colours from the page, a dash pattern to each line, axes with round numbers."""
+"""A line chart as inline SVG: colours from the page, a dash pattern to each line, axes with round numbers.
+
+It is drawn twice, and the page shows the one that has the width: scaled down to a telephone its text could not be read.
+"""
 
 from __future__ import annotations
 
 import itertools
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 from pdbench.littles_law.plan_charts import Line, LineChart
 from pdbench.report.markup import Markup, tag
 
-WIDTH, HEIGHT = 760, 340
-LEFT, RIGHT, TOP, BOTTOM = 66, 90, 14, 46
+HEIGHT, TOP, BOTTOM = 340, 14, 46
 DASHES = ("none", "8 4", "3 3", "10 3 2 3", "14 5", "1 4")
 
 Scale = Callable[[float], float]
 
 
+@dataclass(frozen=True, slots=True)
+class Canvas:
+    """One size of the drawing. `right` is the room that names of marks have beside the lines; without, they stand on
+    their own line."""
+
+    shown: str  # the class that shows it
+    width: int
+    left: int
+    right: int
+    ticks: int
+
+    @property
+    def end(self) -> int:
+        return self.width - self.right
+
+
+CANVASES = (Canvas("wide", 760, 66, 90, 6), Canvas("narrow", 340, 64, 12, 4))
+
+
 def line_chart(chart: LineChart) -> Markup:
+    if not any(line.points for line in chart.lines):
+        return tag("p", "Nothing to draw: no point of these curves exists.")
+    keys = tag("ul", [_key(line, index) for index, line in enumerate(chart.lines)], class_="keys")
+    return tag("div", keys, [_svg(chart, canvas) for canvas in CANVASES])
+
+
+def _svg(chart: LineChart, on: Canvas) -> Markup:
     xs = [x for line in chart.lines for x, _ in line.points]
     ys = [y for line in chart.lines for _, y in line.points] + [value for _, value in chart.marks]
-    if not xs:
-        return tag("p", "Nothing to draw: no point of these curves exists.")
     x_low, x_high = _span(xs, chart.log_x)
     y_low, y_high = _span(ys if chart.log_y else [0.0, *ys], chart.log_y)
-    across = _scale(x_low, x_high, LEFT, WIDTH - RIGHT, chart.log_x)
+    across = _scale(x_low, x_high, on.left, on.end, chart.log_x)
     up = _scale(y_low, y_high, HEIGHT - BOTTOM, TOP, chart.log_y)
     parts = [
-        _axis_x(chart, _ticks(x_low, x_high, chart.log_x), across),
-        _axis_y(chart, _ticks(y_low, y_high, chart.log_y), up),
+        _axis_x(chart, on, _ticks(x_low, x_high, chart.log_x, on.ticks), across),
+        _axis_y(chart, on, _ticks(y_low, y_high, chart.log_y, 6), up),
         [_drawn(line, index, across, up) for index, line in enumerate(chart.lines)],
-        [_mark(name, up(value)) for name, value in chart.marks],
+        [_mark(name, on, up(value)) for name, value in chart.marks],
     ]
-    svg = tag("svg", tag("title", chart.title), parts, viewBox=f"0 0 {WIDTH} {HEIGHT}", class_="chart", role="img")
-    return tag("div", tag("ul", [_key(line, index) for index, line in enumerate(chart.lines)], class_="keys"), svg)
+    box = f"0 0 {on.width} {HEIGHT}"
+    return tag("svg", tag("title", chart.title), parts, viewBox=box, class_=f"chart {on.shown}", role="img")
 
 
 def _span(values: Sequence[float], log: bool) -> tuple[float, float]:
@@ -48,32 +75,31 @@ def _scale(low: float, high: float, start: float, end: float, log: bool) -> Scal
     return lambda value: start + (end - start) * (value - low) / (high - low)
 
 
-def _ticks(low: float, high: float, log: bool) -> list[float]:
+def _ticks(low: float, high: float, log: bool, about: int) -> list[float]:
     if log:
-        steps = (1, 2, 5) if high / low < 300 else (1,)
+        steps = (1, 2, 5) if high / low < 60 * about else (1,)
         powers = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
         return [step * 10.0**power for power in powers for step in steps if low <= step * 10.0**power <= high]
-    rough = (high - low) / 6
+    rough = (high - low) / about
     unit = 10.0 ** math.floor(math.log10(rough))
     step = next(unit * factor for factor in (1, 2, 5, 10) if unit * factor >= rough)
     return [step * index for index in range(math.ceil(low / step), math.floor(high / step) + 1)]
 
 
-def _axis_x(chart: LineChart, ticks: Sequence[float], across: Scale) -> list[Markup]:
+def _axis_x(chart: LineChart, on: Canvas, ticks: Sequence[float], across: Scale) -> list[Markup]:
     floor = HEIGHT - BOTTOM
-    parts = [tag("line", x1=LEFT, x2=WIDTH - RIGHT, y1=floor, y2=floor, class_="axis")]
+    parts = [tag("line", x1=on.left, x2=on.end, y1=floor, y2=floor, class_="axis")]
     for tick in ticks:
         parts.append(tag("text", f"{tick:,g}", x=f"{across(tick):.1f}", y=floor + 17, text_anchor="middle"))
-    parts.append(tag("text", chart.x_name, x=(LEFT + WIDTH - RIGHT) / 2, y=HEIGHT - 8, text_anchor="middle"))
-    return parts
+    return [*parts, tag("text", chart.x_name, x=(on.left + on.end) / 2, y=HEIGHT - 8, text_anchor="middle")]
 
 
-def _axis_y(chart: LineChart, ticks: Sequence[float], up: Scale) -> list[Markup]:
+def _axis_y(chart: LineChart, on: Canvas, ticks: Sequence[float], up: Scale) -> list[Markup]:
     parts = []
     for tick in ticks:
         y = f"{up(tick):.1f}"
-        parts.append(tag("line", x1=LEFT, x2=WIDTH - RIGHT, y1=y, y2=y, class_="gridline"))
-        parts.append(tag("text", f"{tick:,g}", x=LEFT - 7, y=y, text_anchor="end", dominant_baseline="middle"))
+        parts.append(tag("line", x1=on.left, x2=on.end, y1=y, y2=y, class_="gridline"))
+        parts.append(tag("text", f"{tick:,g}", x=on.left - 7, y=y, text_anchor="end", dominant_baseline="middle"))
     middle = (TOP + HEIGHT - BOTTOM) / 2
     turned = f"translate(14 {middle:.0f}) rotate(-90)"
     return [*parts, tag("text", chart.y_name, transform=turned, text_anchor="middle")]
@@ -88,9 +114,11 @@ def _drawn(line: Line, index: int, across: Scale, up: Scale) -> Markup:
     return tag("polyline", points=points, class_="line", style=style, stroke_dasharray=DASHES[index % len(DASHES)])
 
 
-def _mark(name: str, y: float) -> list[Markup]:
-    line = tag("line", x1=LEFT, x2=WIDTH - RIGHT, y1=f"{y:.1f}", y2=f"{y:.1f}", class_="mark")
-    return [line, tag("text", name, x=WIDTH - RIGHT + 6, y=f"{y:.1f}", dominant_baseline="middle")]
+def _mark(name: str, on: Canvas, y: float) -> list[Markup]:
+    line = tag("line", x1=on.left, x2=on.end, y1=f"{y:.1f}", y2=f"{y:.1f}", class_="mark")
+    if on.shown == "wide":
+        return [line, tag("text", name, x=on.end + 6, y=f"{y:.1f}", dominant_baseline="middle")]
+    return [line, tag("text", name, x=on.left + 4, y=f"{y - 5:.1f}")]
 
 
 def _key(line: Line, index: int) -> Markup:

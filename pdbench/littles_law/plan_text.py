@@ -17,8 +17,6 @@ from pdbench.littles_law.plan_charts import Chart
 if TYPE_CHECKING:
     from rich.console import Console
 
-WIDTH = 80
-
 
 @dataclass(frozen=True, slots=True)
 class Table:
@@ -57,12 +55,11 @@ def show(plan: Plan, *, as_json: bool, html: Path | None) -> None:
 
 
 def print_plan(plan: Plan, html: Path | None) -> None:
-    """The answer, the tables and the remarks on stdout, 80 columns wide where that is no terminal."""
+    """The answer, the tables and the remarks on stdout; rich takes 80 columns where neither a terminal nor COLUMNS
+    says otherwise."""
     from rich.console import Console
 
     console = Console(highlight=False, markup=False)
-    if not console.is_terminal:
-        console.width = WIDTH
     with console.capture() as captured:
         _draw(plan, html, console)
     console.file.write(re.sub(r" +$", "", captured.get(), flags=re.MULTILINE))
