@@ -36,6 +36,13 @@ VERBS = {
 }
 # Options that take several values in a row, as they do in vllm bench serve, and what such a value holds.
 SPREADING = {"--goodput": ":", "--role": "=", "--class": "@"}
+# Options of `sweep` and of benchmark tools that another verb has under its own name.
+SAME_AS = {
+    "--rates": "--qps",
+    "--request-rate": "--qps",
+    "--output-len": "--out-tokens",
+    "--prompt-lens": "--prompt-len",
+}
 # What typer raises for every wrong use; its versions keep it in other places.
 _REFUSED = cast("type[Exception]", typer.BadParameter.__mro__[1])
 
@@ -169,10 +176,24 @@ def _refuse(refused: Any) -> int:
         print(said, file=sys.stderr)
     else:
         command = refused.ctx.command_path if refused.ctx else "pdbench"
-        said = said.rstrip(".")
+        said = _here(refused, said.rstrip("."))
         end = "" if said.endswith("?") else "."
-        _explain(UsageError(f"{said[:1].lower()}{said[1:]}{end}", f"Its flags: {command} --help"))
+        _explain(UsageError(f"{said[:1].lower()}{said[1:]}{end}", f"{_takes(refused)}Its flags: {command} --help"))
     return UsageError.exit_code
+
+
+def _here(refused: Any, said: str) -> str:
+    """An unknown option by the name that it has here, where it is one of another verb's."""
+    known = {option for param in refused.ctx.command.params for option in param.opts} if refused.ctx else set()
+    here = SAME_AS.get(getattr(refused, "option_name", ""))
+    return f"{said.partition(' (Possible')[0]} (here it is {here})" if here in known else said
+
+
+def _takes(refused: Any) -> str:
+    """What an option that is missing takes."""
+    param: Any = getattr(refused, "param", None)
+    missing = str(refused.format_message()).startswith("Missing option")
+    return f"{param.opts[0]}: {param.help} " if missing and getattr(param, "help", None) else ""
 
 
 def _explain(error: PdbenchError) -> None:

@@ -34,7 +34,7 @@ SLOWEST_S = 1000.0
 
 
 def prefill_cost(text: str) -> PrefillCost:
-    """`--prefill`: tokens/s, `a,b[,fixed]` in ms a token, token squared and prompt, or the name of a fit."""
+    """`--prefill`: tokens/s, `a,b[,fixed]` in ms a token, token squared and prompt, or the name of a published measurement."""
     if text.lower() in PREFILL_FITS:
         return PREFILL_FITS[text.lower()]
     try:
@@ -43,8 +43,8 @@ def prefill_cost(text: str) -> PrefillCost:
         values = []
     if not 1 <= len(values) <= 3 or not all(0 <= value < float("inf") for value in values) or values[0] == 0:
         raise UsageError(
-            f"--prefill wants tokens/s, ms a token and token squared such as 0.019,5e-8, or a fit, not {text!r}.",
-            f"Fits: {', '.join(PREFILL_FITS)}.",
+            f"--prefill wants tokens/s, ms a token and token squared such as 0.019,5e-8, or a name, not {text!r}.",
+            f"Fitted to published measurements: {', '.join(PREFILL_FITS)}.",
         )
     cost = PrefillCost(1000 / values[0]) if len(values) == 1 else PrefillCost(*values)
     if cost.whole_ms(1000) > SLOWEST_S * 1000:

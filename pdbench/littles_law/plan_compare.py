@@ -90,7 +90,8 @@ def compare(
         goodput=f"ttft:{slo.ttft_ms:g},tpot:{slo.tpot_ms:g}", slo_share=f"{slo_share:g}",
         handoff_ms=f"{handoff_ms:g}", routing=routing,
     )  # fmt: skip
-    show(replace(plan, remarks=(*plan.remarks, *taken)), as_json=json, html=html)
+    said = f"{plan.answer}{options.constant_tpot(site.tpot)}"
+    show(replace(plan, answer=said, remarks=(*plan.remarks, *taken)), as_json=json, html=html)
 
 
 def _prefills(ratio: str | None, instances: int) -> int | None:

@@ -10,7 +10,7 @@ import typer
 
 from pdbench.errors import UsageError
 from pdbench.littles_law.batch import Tpot
-from pdbench.littles_law.costs import prefill_cost
+from pdbench.littles_law.costs import PREFILL_FITS, prefill_cost
 from pdbench.littles_law.kv import LAYOUTS, KvShape
 from pdbench.littles_law.links import Link, known_link, own_link
 from pdbench.littles_law.models import known_model, shape_from_config
@@ -58,7 +58,8 @@ Prefill = Annotated[
     typer.Option(
         "--prefill",
         metavar="COST",
-        help="Tokens/s, or ms a token and token squared (0.019,5e-8), or a fit.",
+        help="One instance's speed: tokens/s (50000), ms a token and token squared (0.019,5e-8), or as measured"
+        f" elsewhere: {', '.join(PREFILL_FITS)}.",
         rich_help_panel=ENGINES,
     ),
 ]
@@ -126,6 +127,11 @@ def assumed(context: typer.Context, **values: object) -> list[str]:
 
     left = [f"--{name.replace('_', '-')} {value}" for name, value in values.items() if not was_given(name)]
     return [f"Not given, so taken as: {', '.join(left)}."] if left else []
+
+
+def constant_tpot(tpot: Tpot) -> str:
+    """What an answer rests on where TPOT is one number: with more streams each token takes longer on any engine."""
+    return "" if tpot.slope_ms else f" This takes TPOT for {tpot.alone_ms:g} ms at any batch (--tpot-slope)."
 
 
 def shape_of(model: str | None, config_path: Path | None, kv_dtype: str, tp: int = 1) -> KvShape:

@@ -132,7 +132,8 @@ def ratio(
         tpot_slope=f"{tpot_slope:g}", goodput=goals, slo_share=f"{slo_share:g}", handoff_ms=f"{handoff_ms:g}",
         routing=routing,
     )  # fmt: skip
-    show(replace(plan, remarks=(*plan.remarks, *taken)), as_json=json, html=html)
+    said = f"{plan.answer}{options.constant_tpot(site.tpot)}"
+    show(replace(plan, answer=said, remarks=(*plan.remarks, *taken)), as_json=json, html=html)
 
 
 def _jobs(phases: list[Workload], phase: str, traced: list[TracedRequest], site: Site, seed: int) -> list[Job]:

@@ -95,7 +95,13 @@ def slots(
         Number, typer.Option("--prompt-len", help="Prompt tokens: they fill the KV pool.", rich_help_panel=POOL)
     ] = None,
     staging: Annotated[
-        int, typer.Option("--staging", min=0, help="Of its sequences, those that wait for a slot with their KV there.", rich_help_panel=POOL)
+        int,
+        typer.Option(
+            "--staging",
+            min=0,
+            help="Of its sequences, those that wait for a slot with their KV there.",
+            rich_help_panel=POOL,
+        ),
     ] = 1,
     from_run: Annotated[
         Path | None, typer.Option("--from-run", help="Take the load from a run's cells.", rich_help_panel=LOAD)

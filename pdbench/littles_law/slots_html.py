@@ -7,7 +7,7 @@ from typing import Any
 
 from pdbench.littles_law.plan_charts import Line, LineChart
 from pdbench.littles_law.plan_svg import line_chart
-from pdbench.littles_law.slots_text import figure, figures, headline, ms
+from pdbench.littles_law.slots_text import figure, figures, headline, ms, validity
 from pdbench.report.markup import Child, Markup, table, tag
 
 Document = dict[str, Any]
@@ -43,6 +43,7 @@ def _part(document: Document, named: bool) -> Child:
     return tag(
         "section",
         title,
+        tag("p", doubt) if "request_rate" in document and (doubt := validity(document)) else None,
         tag("p", headline(document), class_="answer"),
         [tag("div", tag("h3", chart.title), line_chart(chart)) for chart in charts(document)],
         table(("what", "figure", "how"), figures(document), caption="The figures"),

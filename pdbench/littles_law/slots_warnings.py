@@ -50,7 +50,7 @@ def _of_tpot(question: Question, document: dict[str, Any]) -> list[tuple[str, st
     if wanted is not None and wanted > seen:
         text = (
             f"TPOT is taken for {tpot.alone_ms:.3g} ms at any batch. It grows with the batch, above all where handoffs"
-            f" are posted on decode's loop, and {wanted} slots are then too few. Give its slope (--tpot-slope;"
+            f" are posted on decode's loop, and {wanted} slots may then be too few. Give its slope (--tpot-slope;"
             " --from-run takes it from a run that shows it), or measure with so many."
         )
         return [("tpot-constant", text)]

@@ -20,6 +20,9 @@ from tests.planted.virtual import sweep
     ("words", "said", "hint"),
     [
         (["sweep", "--rats", "1"], "no such option: --rats", "pdbench sweep --help"),
+        (["slots", "--rates", "8"], "no such option: --rates (here it is --qps).", "pdbench slots --help"),
+        (["plan", "ratio", "--output-len", "8"], "(here it is --out-tokens).", "pdbench plan ratio --help"),
+        (["plan", "crossover", "--model", "Qwen3-8B"], "missing option '--prefill'", "tokens/s (50000)"),
         (["sweep", "--repeats", "x"], "invalid value for '--repeats'", "pdbench sweep --help"),
         (["sweep", "--max-num-seqs", "0"], "invalid value for '--max-num-seqs'", "pdbench sweep --help"),
         (["sweep", "now"], "got unexpected extra argument", "pdbench sweep --help"),

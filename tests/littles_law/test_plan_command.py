@@ -104,6 +104,30 @@ def test_what_was_not_given_is_said(capsys: pytest.CaptureFixture[str]) -> None:
     assert "taken as" in plan(capsys, *COMPARE)
 
 
+@pytest.mark.parametrize("verb", ["ratio", "compare"])
+def test_an_answer_for_one_tpot_at_any_batch_says_so(capsys: pytest.CaptureFixture[str], verb: str) -> None:
+    """With a slope decode costs something, and another ratio serves most: the answer is not to hide which it took."""
+    words = ["plan", verb, "--prefill", "20000", "--qps", "8", "--tpot", "10"]
+    assert main([*words, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["answer"].endswith("TPOT for 10 ms at any batch (--tpot-slope).")
+    assert main([*words, "--tpot-slope", "0.5", "--json"]) == 0
+    assert "any batch" not in json.loads(capsys.readouterr().out)["answer"]
+
+
+def test_charts_are_drawn_for_a_narrow_page_too(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    """Text of 12 units is to be text of 12 pixels, nearly, on a page of 400."""
+    page = tmp_path / "page.html"
+    words = ["plan", "crossover", "--prefill", "12200", "--model", "Qwen3-8B", "--link", "ndr", "--html", str(page)]
+    assert main(words) == 0
+    written = page.read_text()
+    boxes = [int(width) for width in re.findall(r'viewBox="0 0 (\d+) 340"', written)]
+    assert len(boxes) == 2 and min(boxes) <= 400 - 2 * 10 - 2 * 12
+    narrow = written[written.index('class="chart narrow"') :]
+    ends = [float(x) for x in re.findall(r'<line x1="\d+" x2="(\d+)"', narrow)]
+    assert max(ends) <= min(boxes) and "ndr" in narrow
+    assert "linear-gradient" in written.partition(".scroll {")[2].partition("}")[0], "a shade where a table goes on"
+
+
 def test_what_is_unexplained_is_said(capsys: pytest.CaptureFixture[str]) -> None:
     found = document(capsys, *RATIO, "--measured-ttft-ms", "5000")["measured"]
     assert found["unexplained_ms"] == pytest.approx(5000 - found["expected_ms"])

@@ -172,8 +172,56 @@ def test_from_run(slots: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
     assert found["finite"]["num_prompts"] == 400
     shown = text(capsys, "--from-run", str(tmp_path / "summary.json"))
     assert "no end" in shown and "700 ms" in shown
+    assert max(map(len, shown.splitlines())) <= 80 and "ms\n" not in [line.strip() for line in shown.splitlines()]
     (tmp_path / "summary.json").write_text(json.dumps({"schema": 99, "cells": []}))
     assert main(["slots", "--from-run", str(tmp_path)]) == 2
+
+
+VOID = {"code": "failed-requests", "severity": "void", "evidence": "59 % failed."}
+WARN = {"code": "foreign-traffic", "severity": "warn", "evidence": "Counters exceed ours."}
+
+
+def test_validity_and_measured_waits_stand_beside_what_is_computed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    cell = {
+        "request_rate": 4.0, "prompt_len": 1024, "output_len": 128, "completed": 34, "mean_tpot_ms": 6.94,
+        "slots": {"available": 8}, "ttft_split_ms": {"slot_wait": 13.9}, "request_throughput": 1.7,
+    }  # fmt: skip
+    cells = [{**cell, "validity": flags} for flags in ([VOID], [WARN], [])]
+    for some in ([one] for one in cells):
+        (tmp_path / "summary.json").write_text(json.dumps({"schema": 1, "cells": some}))
+        page = tmp_path / "slots.html"
+        shown = text(capsys, "--from-run", str(tmp_path), "--html", str(page))
+        (measured,) = [line for line in shown.splitlines() if line.startswith("measured")]
+        assert "13.9 ms" in measured and "1.7 req/s" in measured
+        codes = [flag["code"] for flag in some[0]["validity"]]
+        assert shown.startswith(("VOID", "warn", "ok")[cells.index(some[0])])
+        assert all(code in shown.splitlines()[0] and code in page.read_text() for code in codes)
+        assert ("measure again first" in " ".join(shown.split())) == (VOID in some[0]["validity"])
+    (tmp_path / "summary.json").write_text(json.dumps({"schema": 1, "cells": cells}))
+    rows = [line.split()[0] for line in text(capsys, "--from-run", str(tmp_path)).splitlines() if "13.9 ms" in line]
+    assert rows == ["VOID", "warn", "ok"]
+
+
+@pytest.mark.parametrize("width", [80, 160])
+def test_columns_are_obeyed(width: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setenv("COLUMNS", str(width))
+    shown = text(capsys, *PUSH, "--max-num-seqs", "8", "--num-prompts", "400")
+    assert 0.8 * width < max(map(len, shown.splitlines())) <= width
+
+
+def test_a_number_of_slots_says_what_it_takes_of_tpot(slots: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    """Each request posted for 54 ms on decode's loop adds 54 / 128 ms to the TPOT of all others: 19 slots do not do."""
+    for words in (PULL, (*PULL, "--max-num-seqs", "8")):
+        assert "tpot-constant" in codes(slots(*words))
+        (line,) = [line for line in text(capsys, *words).splitlines() if line.startswith("max-num-seqs")]
+        assert "19" in line and "if TPOT stays 10.4 ms" in line
+    assert "at an unchanged TPOT of 10.4 ms" in " ".join(text(capsys, *PULL).split())
+    known = (*PULL, "--max-num-seqs", "8", "--tpot-slope", "0.42", "--tpot-at-batch", "8")
+    assert slots(*known)["recommended_max_num_seqs"] > 19 and "tpot-constant" not in codes(slots(*known))
+    assert "if TPOT stays" not in text(capsys, *known)
+    assert "tpot-constant" not in codes(slots(*PULL, "--max-num-seqs", "32")), "as many as were measured"
 
 
 def test_a_run_without_slots_says_how_to_give_them(slots: Any, tmp_path: Path, capsys: Any) -> None:
