@@ -34,7 +34,7 @@ SLOWEST_S = 1000.0
 
 
 def prefill_cost(text: str) -> PrefillCost:
-    """`--prefill`: tokens/s, `a,b[,fixed]` in ms a token, token squared and prompt, or the name of a published measurement."""
+    """`--prefill`: tokens/s, `a,b[,fixed]` in ms a token, token squared and prompt, or a published one's name."""
     if text.lower() in PREFILL_FITS:
         return PREFILL_FITS[text.lower()]
     try:
