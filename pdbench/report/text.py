@@ -169,10 +169,10 @@ def _spoken(cause: Mapping[str, Any], said: str) -> bool:
     return bool(found) and found.rstrip(".") in said
 
 
-def hanging(mark: Text, line: Text) -> Table:
+def hanging(mark: Text, line: Text, width: int = MARK_WIDTH) -> Table:
     """`line` beside its mark; what wraps stays in its column."""
     grid = Table.grid(padding=(0, 1, 0, 0))
-    grid.add_column(width=MARK_WIDTH - 1, no_wrap=True)
+    grid.add_column(width=width - 1, no_wrap=True)
     grid.add_column(overflow="fold")
     grid.add_row(mark, line)
     return grid

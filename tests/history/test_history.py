@@ -77,7 +77,7 @@ def test_a_change_is_laid_between_its_runs(pdbench: Program, tmp_path: Path) -> 
     assert (text.code, "2 of 4 series" in text.err) == (1, True)
     said = " ".join(text.out.split())
     assert re.search(r"4 req/s x 1,024 tokens: mean TTFT \S+ -> 1\d\d ms, \+(18|19|20|21|22)%", said)
-    assert "vllm 0.32.0 -> vllm 0.33.0" in said and "SIMULATED" in said
+    assert "vllm 0.32.0 -> vllm 0.33.0" in said and "SIMULATED" in said and "FAIL 4 req/s x" in said
     assert all(len(line) <= 80 for line in text.out.splitlines())
 
 
@@ -105,6 +105,7 @@ def test_capacity_drifts_with_tpot(tmp_path: Path) -> None:
     (drift,) = told(nights(tmp_path / "runs", 20), metrics=TTFT).drifts
     assert drift.sure and drift.per_run == pytest.approx(-0.01, abs=0.003)
     assert drift.values[0] == pytest.approx(8 / 0.64, rel=0.03)
+    assert drift.below_qps == pytest.approx(4), "half of the slots are free at 4 req/s"
 
 
 def test_capacity_is_that_of_a_full_batch_where_an_overloaded_cell_shows_it(tmp_path: Path) -> None:
@@ -115,7 +116,7 @@ def test_capacity_is_that_of_a_full_batch_where_an_overloaded_cell_shows_it(tmp_
         busy = cell([full], request_rate=16.0, slots={"needed": 16 * 64 * 0.014, "available": 8})
         written(tmp_path, f"{night}", summary([calm, busy], created_unix_s=1.79e9 + night * NIGHT, simulated=True))
     (drift,) = told(tmp_path, metrics=TTFT).drifts
-    assert drift.values[0] == pytest.approx(8 / (64 * 0.014))
+    assert drift.values[0] == pytest.approx(8 / (64 * 0.014)) and drift.below_qps is None
 
 
 def test_few_runs_are_too_few(tmp_path: Path) -> None:
@@ -193,5 +194,7 @@ def test_foreign_text_stays_text(tmp_path: Path) -> None:
     assert "<script>alert" not in render_html(found)
     console = Console(file=io.StringIO(), width=80)
     print_history(found, console)
-    assert "\x1b[31m" not in console.file.getvalue()  # type: ignore[attr-defined]
+    shown = console.file.getvalue()  # type: ignore[attr-defined]
+    assert "\x1b[31m" not in shown
+    assert "\nworse " in shown and "FAIL" not in shown, "without --strict nothing fails"
     json.dumps(document(found), allow_nan=False)

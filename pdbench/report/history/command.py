@@ -56,7 +56,7 @@ def history(
         from pdbench.report.command import terminal
         from pdbench.report.history.text import print_history
 
-        print_history(told, terminal())
+        print_history(told, terminal(), strict=strict)
     if not told.series:
         raise InvalidRun(f"none of {len(told.runs)} runs has a valid cell with {', '.join(metrics)}.")
     if strict and (worse := told.ended_worse):

@@ -48,7 +48,13 @@ def document(history: History) -> dict[str, Any]:
             for one in history.series
         ],
         "capacity": [
-            {"shape": one.shape, "values": list(one.values), "per_run": one.per_run, "sure": one.sure}
+            {
+                "shape": one.shape,
+                "values": list(one.values),
+                "upper_bound": one.below_qps is not None,
+                "per_run": one.per_run,
+                "sure": one.sure,
+            }
             for one in history.drifts
         ],
         "memory": round(history.memory, 3),

@@ -120,6 +120,7 @@ def _lines(
 
 def _drifts(history: History) -> list[Child]:
     note = "Requests/s at which the decode slots would be full, from the busiest cell's TPOT and output lengths."
+    note += " A larger batch has a longer TPOT: where that cell left slots free they are upper bounds, not capacity."
     panels = [_capacity(history, drift) for drift in history.drifts]
     return [tag("p", note, class_="note"), tag("div", panels, class_="panels")]
 

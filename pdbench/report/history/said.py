@@ -49,13 +49,18 @@ def capacity(history: History) -> str:
 
 def drift_sentence(history: History, drift: Drift) -> str:
     known = [value for value in drift.values if value is not None]
+    most = "" if drift.below_qps is None else "at most "
+    fill = "req/s fill the slots"
+    if drift.below_qps is not None:
+        fill += f" (at the TPOT of {number(drift.below_qps)} req/s; that of full slots is longer)"
     if drift.per_run is None:
-        return f"{drift.shape}: {number(known[-1])} req/s fill the slots; a trend takes {FEWEST_RUNS} runs"
+        return f"{drift.shape}: {most}{number(known[-1])} {fill}; a trend takes {FEWEST_RUNS} runs"
     total = drift.per_run * (len(known) - 1)
     if not drift.sure:
-        return f"{drift.shape}: {number(known[-1])} req/s fill the slots; no trend"
-    ends = f"{number(known[0])} -> {number(known[-1])} req/s fill the slots"
-    return f"{drift.shape}: {ends}, {signed(total)} over {len(known)} runs"
+        return f"{drift.shape}: {most}{number(known[-1])} {fill}; no trend"
+    return (
+        f"{drift.shape}: {most}{number(known[0])} -> {number(known[-1])} {fill}, {signed(total)} over {len(known)} runs"
+    )
 
 
 def doubts(history: History) -> Iterator[str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -68,12 +68,17 @@ class Event:
 
 @dataclass(frozen=True, slots=True)
 class Drift:
-    """The trend of a capacity: requests/s that the slots allow, from the busiest cell of one shape."""
+    """The trend of a capacity: requests/s that the slots allow, from the busiest cell of one shape.
+
+    `below_qps` is the rate of that cell where its slots were not full: its TPOT is then one of a smaller batch, and the
+    values are upper bounds. `None` where they were.
+    """
 
     shape: str
     values: tuple[float | None, ...]
     per_run: float | None  # share of the median, a run
     sure: bool
+    below_qps: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,11 +179,13 @@ def _drifts(
         if first.get("request_rate") is not None:
             shapes.setdefault((first.get("prompt_len"), first.get("output_len")), []).append(found)
     for (prompt, output), grids in shapes.items():
-        known = [[_full_at(cell) for cell in found] for found in grids]
-        known = [values for values in known if sum(value is not None for value in values) >= 0.8 * len(runs)]
+        known = [(_rate(found), [_full_at(cell) for cell in found]) for found in grids]
+        known = [one for one in known if sum(value is not None for value in one[1]) >= 0.8 * len(runs)]
         if known:
-            busiest = max(range(len(known)), key=lambda k: _rate(grids[k]))
-            yield _drift(f"{prompt:,} prompt, {output:,} output tokens", tuple(known[busiest]), memory)
+            qps, values = max(known, key=lambda one: one[0])
+            full = sum(value is not None and value <= qps for value in values) > len(values) / 2
+            drift = _drift(f"{prompt:,} prompt, {output:,} output tokens", tuple(values), memory)
+            yield drift if full else replace(drift, below_qps=qps)
 
 
 def _rate(found: Sequence[CellSummary | None]) -> float:
