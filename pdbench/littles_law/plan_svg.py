@@ -14,6 +14,7 @@ from pdbench.littles_law.plan_charts import Line, LineChart
 from pdbench.report.markup import Markup, tag
 
 HEIGHT, TOP, BOTTOM = 340, 14, 46
+FINE = (1, 2, 5)  # marks of a decade
 DASHES = ("none", "8 4", "3 3", "10 3 2 3", "14 5", "1 4")
 
 Scale = Callable[[float], float]
@@ -77,9 +78,9 @@ def _scale(low: float, high: float, start: float, end: float, log: bool) -> Scal
 
 def _ticks(low: float, high: float, log: bool, about: int) -> list[float]:
     if log:
-        steps = (1, 2, 5) if high / low < 60 * about else (1,)
         powers = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
-        return [step * 10.0**power for power in powers for step in steps if low <= step * 10.0**power <= high]
+        fine, whole = ([f * 10.0**p for p in powers for f in of if low <= f * 10.0**p <= high] for of in (FINE, (1,)))
+        return fine if len(fine) <= 1.2 * about else whole
     rough = (high - low) / about
     unit = 10.0 ** math.floor(math.log10(rough))
     step = next(unit * factor for factor in (1, 2, 5, 10) if unit * factor >= rough)

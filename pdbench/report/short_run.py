@@ -51,10 +51,10 @@ class ShortRun:
         if self.full_batch_tpot_ms is not None:
             whole = f"what full slots complete (at a TPOT of {self.full_batch_tpot_ms:.1f} ms)"
         if self.steady_slot_wait_ms is None:
-            asks = "needs" if self.full_batch_tpot_ms is None else "is"
+            asks, left = ("needs", "no") if self.full_batch_tpot_ms is None else ("is", "hardly a")
             return (
-                f"the load {asks} {self.slots_used:.1%} of {whole}: no steady state exists, and the mean TTFT of these"
-                f" {self.requests:,} requests is one of a short run"
+                f"the load {asks} {self.slots_used:.1%} of {whole}: {left} steady state exists, and the mean TTFT of"
+                f" these {self.requests:,} requests is one of a short run"
             )
         at = f"with {self.slots_used:.0%} of the slots in use"
         if self.full_batch_tpot_ms is not None:
