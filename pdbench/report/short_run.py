@@ -97,7 +97,8 @@ def whole_cell(cell: Measured, line: Tpot | None, found: Sequence[Finding]) -> t
     short, kept = short_run(cell, line), list(found)
     if line is None or short is None or any(one.code == CODE and one.severity == VOID for one in kept):
         return short, kept
-    return short, [finding_of(short), *(one for one in kept if one.code != CODE)]
+    kept = [finding_of(short), *(one for one in kept if one.code != CODE)]
+    return short, sorted(kept, key=lambda one: one.severity != VOID)
 
 
 def finding_of(short: ShortRun) -> Finding:
