@@ -197,13 +197,6 @@ def test_a_void_cell_is_hatched_struck_and_hollow(tmp_path):
     assert symbols and all(symbol.endswith("-open") for symbol in symbols)
 
 
-def test_a_field_that_is_alone_is_neither_the_lightest_nor_the_darkest(tmp_path):
-    one = {**grid_summary(), "cells": [cell_summary(0, 2, 1024)]}
-    for name, summary, heats in (("one", one, {"0.500"}), ("grid", grid_summary(), {"0.000"})):
-        (latency,) = re.findall(r'class="heat latency">(.*?)</table>', page_of(tmp_path / name, summary), re.DOTALL)
-        assert heats <= set(re.findall(r"--h:([\d.]+)", latency)), name
-
-
 def test_a_negative_unexplained_part_is_drawn_left_of_zero(tmp_path):
     bars = [
         trace
