@@ -20,6 +20,7 @@ from pdbench.report.short_run import finding_of, short_run
 from pdbench.report.slow_server import slow_server
 from pdbench.report.statistics import needed_for
 from pdbench.report.thinking import thinking_dropped, thought_before
+from pdbench.report.uneven_prefill import one_prefill_overloaded, slow_prefill
 
 FAILED_VOID_SHARE = 0.05
 MISMATCH_VOID_SHARE = 0.01
@@ -66,8 +67,8 @@ def _not_steady(cell: Measured) -> Iterator[Finding]:
         )
     if _too_few_slots(cell):
         reasons.append(f"{cell.rate:g} req/s need {slots.wanted_text()}: at this rate no steady state exists")
-    if cell.rate is not None and (alone := one_full(cell)) is not None:
-        reasons.append(alone)
+    if cell.rate is not None:
+        reasons += [alone for alone in (one_full(cell), one_prefill_overloaded(cell)) if alone is not None]
     link = link_load(cell)
     if link is not None and link.overload:
         reasons.append(link.text())
@@ -85,7 +86,7 @@ def _not_steady(cell: Measured) -> Iterator[Finding]:
     if cell.rate is not None and cell.achieved is not None:
         reasons.append(f"{cell.achieved:.2f} of {cell.rate:g} req/s came out")
     lower = "Lower --speed" if cell.plan.get("trace") else "Lower the rate"
-    if (slow := slow_server(cell)) is not None:
+    if (slow := slow_server(cell) or slow_prefill(cell)) is not None:
         reasons.append(slow.text())
         lower = f"Find out why {slow.server} is slow, l{lower[1:]}"
     yield Finding(

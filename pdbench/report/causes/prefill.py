@@ -12,9 +12,11 @@ from pdbench.report.cell import COLOCATED
 from pdbench.report.prefix import PREFIX_WARN_SHARE, prefix_hits
 from pdbench.report.split import Split
 from pdbench.report.stages import prompt_share
+from pdbench.report.uneven_prefill import one_prefill_overloaded, slow_prefill
 
 PREFILL_QUEUE = "prefill queue"  # the time that it takes, as `Case.removed` has it
 PLANNED = 0.6  # of an instance's time to plan for: a little below
+SPARE = 1.5  # times the asked rate that the instances compute together: their number is not what is short
 PINNED_SHARE = 0.5  # of the prefill servers' samples with requests waiting in which their KV pool was full
 
 
@@ -55,6 +57,13 @@ def prefill_queue(case: Case) -> Iterator[tuple[Cause, Taken | None]]:
             "Find out why decode does not collect KV (its slots, its pool): prefill waits for blocks, not for compute."
         )
         confirm = "Once decode collects KV as fast as it comes, prefill's waiting falls to 0."
+    elif (slow := slow_prefill(cell)) is not None:
+        numbers.append(slow.text())
+        advice, confirm = slow.advice(), slow.confirm()
+    elif cell.rate is not None and (alone := one_prefill_overloaded(cell)) is not None:
+        numbers.append(alone)
+        advice = "Spread the requests evenly over the prefill instances: the others have time to spare."
+        confirm = "With as many requests at each instance none waits for longer than at the others."
     yield case.named("prefill-queue", taken, numbers, advice, confirm)
 
 
@@ -86,6 +95,12 @@ def _instances(case: Case, wait_ms: float, spent_ms: float | None) -> tuple[str,
         load_text = f"{rate:.3g} req/s are asked"
         same = "at the same rate the wait is no longer than computing a prompt"
     carried = 1000 * servers / each_ms
+    if cell.rate is not None and servers > 1 and carried >= SPARE * rate:
+        return (
+            f"Look at how requests are spread over the {servers} prefill instances, and at bursts of arrivals: together"
+            f" they compute {carried:.2g} req/s where {rate:.3g} are asked, so their number is not what is short.",
+            "Spread evenly, the same load waits less.",
+        )
     advice = (
         f"Use {needed} prefill instances instead of {servers}{',' + lower if lower else ''}: {load_text},"
         f" {servers} of them {'computes' if servers == 1 else 'compute'} {carried:.2g}."
@@ -108,7 +123,14 @@ def pinned(case: Case) -> bool:
 
 
 def prefill_compute(case: Case) -> Iterator[tuple[Cause, Taken | None]]:
-    """Computing the prompt takes most of TTFT, and longer than a sentence of the answer."""
+    """Computing the prompt takes most of TTFT, and longer than a sentence of the answer; or what one slow server takes
+    beyond the others is a quarter of it, unless it is named already with those who wait for that server."""
+    if (slow := slow_prefill(case.cell)) is not None and PREFILL_QUEUE not in case.removed:
+        taken = case.taken("prefill", lambda split: split.get("prefill") * slow.excess)
+        if taken is not None and taken.is_wait():
+            numbers = [f"what it takes longer is {case.of_ttft(taken.ms)}", *prefill_numbers(case)]
+            yield case.named("prefill-compute", taken, [slow.text(), *numbers], slow.advice(), slow.confirm())
+            return
     taken = case.taken("prefill", compute)
     if taken is None or not taken.is_work() or not taken.is_long:
         return
