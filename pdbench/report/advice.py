@@ -10,6 +10,7 @@ on a co-located server, where the steps that compute a prompt are the stall, and
 from __future__ import annotations
 
 import math
+from collections import Counter
 from dataclasses import dataclass
 
 import numpy as np
@@ -19,11 +20,12 @@ from pdbench.littles_law.slots import mean_wait_s
 from pdbench.report.causes.case import NOTICED_MS, NOTICED_TURNS
 from pdbench.report.causes.case import WAIT_SHARE as NAMED_SHARE
 from pdbench.report.cell import COLOCATED, Measured
-from pdbench.report.demand import Slots
+from pdbench.report.demand import Slots, slots_by_server
 
 WAIT_SHARE = 0.10  # of the mean E2EL without the wait for a slot
 HEADROOM = 0.75  # slot use to plan for; no universal threshold exists
 RATE_STEPS = 200
+Pools = list[tuple[float, int]]  # of each server its share of the requests and its slots
 LARGER = 8  # times as many slots: more would be another deployment
 
 
@@ -84,12 +86,16 @@ def acceptable_s(cell: Measured, wait_ms: float | None) -> float:
     return min(WAIT_SHARE * (e2el - wait_ms), max(rest, noticed)) / 1000
 
 
-def raised(cell: Measured, slots: Slots, total: int) -> str:
-    """The flag, which is of each server, where `total` slots are needed on all of them together."""
-    servers = _servers(cell)
-    if servers == 1:
-        return f"--max-num-seqs on {slots.where} to {total}"
-    return f"--max-num-seqs to {math.ceil(total / servers)} on each of the {servers} {cell.decoder} servers"
+def raised(cell: Measured, slots: Slots, each: int) -> str:
+    """The flag, which is of each server, where `each` of them needs so many slots: those with more keep them."""
+    if (servers := _servers(cell)) == 1:
+        return f"--max-num-seqs on {slots.where} to {each}"
+    has, _ = slots_by_server(cell)
+    short = {name: has[name] for name in sorted(has) if has[name] < each}
+    if not short or len(short) == len(has):
+        return f"--max-num-seqs to {each} on each of the {servers} {cell.decoder} servers"
+    those = ", ".join(f"{name} (has {own})" for name, own in short.items())
+    return f"--max-num-seqs to {each} on {those}"
 
 
 def _growing(cell: Measured, slots: Slots) -> Tpot | None:
@@ -119,7 +125,7 @@ def _in_closed_loop(cell: Measured, slots: Slots, wait_ms: float, limit_s: float
     servers = _servers(cell)
     larger = range(available + servers, streams, servers)
     enough = next((c for c in larger if not waits(c, streams)), max(streams, available + servers))
-    text = f"Raise {raised(cell, slots, enough)} for {streams} streams in closed loop"
+    text = f"Raise {raised(cell, slots, math.ceil(enough / servers))} for {streams} streams in closed loop"
     if (found := closed_cell(cell, slots, wait_ms, enough, streams)) is not None:
         text += f", of which {found.held:.1f} then hold a slot on average"
         text += f" ({_keeps(limit_s)})" if found.wait_s <= limit_s else ""
@@ -150,22 +156,21 @@ def closed_cell(cell: Measured, slots: Slots, wait_ms: float, count: int, stream
 def slots_beside(cell: Measured, slots: Slots, loop: HeldLoop, limit_s: float) -> str | None:
     """What more slots do while the loop stays held; `None` where no number is known to be enough."""
     rate, tokens = cell.rate or 0.0, cell.answers.mean(cell.answers.output_tokens) or 1.0
-    available = slots.available or 0
     running = running_without_limit(rate, tokens, loop.tpot)
-    larger = range(available + 1, LARGER * available + 1)
-    fits = next((c for c in larger if _acceptable(cell, loop.tpot, rate, c, limit_s)), None)
+    pools = _pools(cell)
+    larger = range(_least(pools) + 1, LARGER * math.ceil((slots.available or 0) / _servers(cell)) + 1)
+    fits = next((c for c in larger if _acceptable(cell, pools, loop.tpot, rate, c, limit_s)), None)
     # How TPOT grows with the batch is little known where the slots were full all the time.
     if loop.share >= 1 or fits is None or running is None:
         return None
-    batch = _batch(cell, loop.tpot, rate, fits)
-    slower = loop.tpot.at(min(fits, batch.running * _servers(cell) if batch is not None else fits))
+    batch, total = _batch(cell, loop.tpot, 1 / _servers(cell), rate, fits), fits * _servers(cell)
+    slower = loop.tpot.at(min(total, batch.running * _servers(cell) if batch is not None else total))
     where = raised(cell, slots, fits)
     return f"raise {where} ({_keeps(limit_s)}), at a TPOT of about {slower:,.1f} ms"
 
 
 def _beside_held_loop(cell: Measured, slots: Slots, loop: HeldLoop, limit_s: float) -> str:
     """Where the loop is held, first of all what holds it; then what more slots would do, which may be nothing."""
-    available = slots.available or 0
     what = "posting transfers" if loop.posting else "what each handoff does there"
     move = "push, or a connector that posts on a thread of its own" if loop.posting else "profile a step that admits"
     text = (
@@ -178,7 +183,7 @@ def _beside_held_loop(cell: Measured, slots: Slots, loop: HeldLoop, limit_s: flo
         text += f"; {more}"
     else:
         text += "; whether more slots would do cannot be said from the batch sizes that were seen"
-    highest = _highest(cell, loop.tpot, available, limit_s)
+    highest = _highest(cell, _pools(cell), loop.tpot, limit_s)
     return f"{text}." + (f" As it is, {highest:g} req/s fit ({_keeps(limit_s)})." if highest else "")
 
 
@@ -189,12 +194,13 @@ def _slots_or_rate(cell: Measured, slots: Slots, tpot: Tpot, limit_s: float, mem
     No lower rate is named where the wait that was measured is acceptable already (`enough`).
     """
     rate, tokens = cell.offered or 0.0, cell.answers.mean(cell.answers.output_tokens) or 1.0
-    available, growth = slots.available or 0, rate * tokens * tpot.slope_ms / 1000
+    growth, pools = rate * tokens * tpot.slope_ms / 1000, _pools(cell)
     running = running_without_limit(rate, tokens, tpot)
-    least = available + 1 if running is None else max(available + 1, int(running / HEADROOM) + 1)
+    carries = 0 if running is None else math.ceil((int(running / HEADROOM) + 1) / len(pools))
+    least = max(_least(pools) + 1, carries)
     larger = range(least, LARGER * least + 1) if growth <= HEADROOM else range(0)
-    fits = next((c for c in larger if _acceptable(cell, tpot, rate, c, limit_s)), None)
-    highest = 0.0 if enough or cell.rate is None else _highest(cell, tpot, available, limit_s)
+    fits = next((c for c in larger if _acceptable(cell, pools, tpot, rate, c, limit_s)), None)
+    highest = 0.0 if enough or cell.rate is None else _highest(cell, pools, tpot, limit_s)
     lower = f"ower the rate to {highest:g} req/s"
     if fits is not None:
         text = f"Raise {raised(cell, slots, fits)}" + (f" or l{lower}" if highest else "")
@@ -207,35 +213,59 @@ def _slots_or_rate(cell: Measured, slots: Slots, tpot: Tpot, limit_s: float, mem
     )
 
 
-def _acceptable(cell: Measured, tpot: Tpot, qps: float, count: int, limit_s: float) -> bool:
-    """Whether the wait for one of `count` slots is acceptable where TPOT grows with the batch."""
-    batch = _batch(cell, tpot, qps, count)
-    return batch is not None and batch.waits.mean_s * _variability(cell) <= limit_s
+def _acceptable(cell: Measured, pools: Pools, tpot: Tpot, qps: float, each: int, limit_s: float) -> bool:
+    """Whether the mean wait for a slot is acceptable where TPOT grows with the batch and every server has `each` slots,
+    or more where it has more already: several servers are no common pool, but where the router always knows the
+    emptiest."""
+    mean_s = 0.0
+    for (share, slots), alike in Counter(pools).items():
+        batch = _batch(cell, tpot, share, qps, max(slots, each))
+        if batch is None:
+            return False
+        mean_s += alike * share * batch.waits.mean_s
+    return mean_s * _variability(cell) <= limit_s
 
 
-def _batch(cell: Measured, tpot: Tpot, qps: float, count: int) -> Batch | None:
-    """What one server comes to with its part of `count` slots and of the rate: several servers are no common pool, but
-    where the router always knows the emptiest."""
-    tokens, servers = cell.answers.mean(cell.answers.output_tokens) or 1.0, _servers(cell)
-    own = Tpot(tpot.alone_ms, tpot.slope_ms * servers)
-    return batch_waits(qps / servers, tokens, own, math.ceil(count / servers))
+def _pools(cell: Measured) -> Pools:
+    """Each server's share of the requests and its slots: equal shares where all have as many, else those seen."""
+    has, _ = slots_by_server(cell)
+    sent = {name: cell.window.delta(cell.decoder, "ttft_s", "count", server=name) or 0.0 for name in has}
+    total = sum(sent.values())
+    if len(set(has.values())) <= 1 or not all(sent.values()):
+        return [(1 / len(has), slots) for slots in has.values()]
+    return [(sent[name] / total, has[name]) for name in has]
+
+
+def _batch(cell: Measured, tpot: Tpot, share: float, qps: float, slots: int) -> Batch | None:
+    """What one server comes to with its share of the rate."""
+    tokens = cell.answers.mean(cell.answers.output_tokens) or 1.0
+    return batch_waits(qps * share, tokens, Tpot(tpot.alone_ms, tpot.slope_ms * _servers(cell)), slots)
+
+
+def _least(pools: Pools) -> int:
+    """Slots of the server that has the fewest."""
+    return min((own for _, own in pools), default=0)
 
 
 def _servers(cell: Measured) -> int:
     return max(1, cell.servers(cell.decoder))
 
 
-def _highest(cell: Measured, tpot: Tpot, available: int, limit_s: float) -> float:
+def _highest(cell: Measured, pools: Pools, tpot: Tpot, limit_s: float) -> float:
     """The highest rate below the asked one whose wait is acceptable as it is; 0 where there is none."""
     lower = ((cell.rate or 0.0) * k / RATE_STEPS for k in range(RATE_STEPS - 1, 0, -1))
-    return next((_two_digits(qps) for qps in lower if _acceptable(cell, tpot, qps, available, limit_s)), 0.0)
+    return next((_two_digits(qps) for qps in lower if _acceptable(cell, pools, tpot, qps, 0, limit_s)), 0.0)
 
 
-def expected_wait_s(cell: Measured, demand: float, slots: int, held_s: float) -> float | None:
+def expected_wait_s(cell: Measured, demand: float, held_s: float) -> float | None:
     """The mean wait of a steady state at this demand of all servers together; `None` where there is none."""
-    servers = _servers(cell)
-    wait = mean_wait_s(demand / servers, math.ceil(slots / servers), held_s)
-    return None if wait is None else wait * _variability(cell)
+    mean_s = 0.0
+    for (share, slots), alike in Counter(_pools(cell)).items():
+        wait = mean_wait_s(demand * share, slots, held_s)
+        if wait is None:
+            return None
+        mean_s += alike * share * wait
+    return mean_s * _variability(cell)
 
 
 def _variability(cell: Measured) -> float:

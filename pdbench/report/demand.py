@@ -10,11 +10,12 @@ import numpy as np
 from pdbench.littles_law.slots import slots_held
 from pdbench.report.breakdown import slots_by_class
 from pdbench.report.cell import COLOCATED, Measured
-from pdbench.report.window import Gauge, Page
+from pdbench.report.window import Floats, Gauge, Page
 
 PLATEAU_SAMPLES = 5  # samples with requests waiting for a slot, at least
 PLATEAU_SHARE = 0.5  # of them that show the largest running seen
 PLATEAU_NEAR_SHARE = 0.9  # of them that show it or a slot that was just freed
+LOOKS = 4.0  # times a post and a turn that a request waits to start: what holds it is not the loop
 SHOWS = 0.05  # slots: less is not worth a word
 
 
@@ -80,13 +81,22 @@ def _sum(values: Sequence[float | None]) -> float | None:
 
 
 def _available(cell: Measured) -> tuple[int | None, str | None]:
+    each, source = slots_by_server(cell)
+    return (sum(each.values()) if each else None), source
+
+
+def slots_by_server(cell: Measured) -> tuple[dict[str, int], str | None]:
+    """Slots of each server that makes the tokens, and how they are known; none unless all of them are."""
     servers = [s for s in cell.deployment.get("servers", []) if s.get("role") == cell.decoder]
     given = [s.get("max_num_seqs") for s in servers]
     told = [limit_told(s) for s in servers]
     known = [g if g is not None else t for g, t in zip(given, told, strict=True)]
-    if known and None not in known:
-        return sum(int(k) for k in known if k is not None), "given" if None not in given else "server"
     pages = [page for segment in cell.window.segments for page in segment.pages if page.role == cell.decoder]
+    if known and None not in known:
+        said = {str(s.get("name")): int(k) for s, k in zip(servers, known, strict=True) if k is not None}
+        fewer = {page.server: sum(_limits(cell, page)) for page in pages if fewer_than_said(cell, page)}
+        source = "inferred" if fewer else "given" if None not in given else "server"
+        return said | {name: int(slots) for name, slots in fewer.items()}, source
     seen: dict[tuple[str, str], int] = {}
     for page in pages:
         for engine in page.engines():
@@ -94,8 +104,13 @@ def _available(cell: Measured) -> tuple[int | None, str | None]:
                 seen[page.server, engine] = max(limit, seen.get((page.server, engine), 0))
     engines = {(page.server, engine) for page in pages for engine in page.engines()}
     if engines and len({server for server, _ in engines}) == len(servers) and engines == set(seen):
-        return sum(seen.values()), "inferred"
-    return None, None
+        return {name: sum(n for (server, _), n in seen.items() if server == name) for name, _ in engines}, "inferred"
+    return {}, None
+
+
+def _limits(cell: Measured, page: Page) -> list[float]:
+    limits = (engine_limit(cell, page, engine) for engine in page.engines())
+    return [limit for limit in limits if limit is not None]
 
 
 def limit_told(server: object) -> int | None:
@@ -107,14 +122,72 @@ def limit_told(server: object) -> int | None:
 
 
 def engine_limit(cell: Measured, page: Page, engine: str) -> float | None:
-    """Slots of one engine of one server: its share of what is given or told, else the plateau seen."""
+    """Slots of one engine of one server: its share of what is given or told, or fewer where it runs fewer; else the
+    plateau seen."""
+    said = _said(cell, page)
+    if said is None:
+        return plateau(page, engine)
+    fewer = _runs_fewer(cell, page, engine, said)
+    return said if fewer is None else fewer
+
+
+def fewer_than_said(cell: Measured, page: Page) -> tuple[int, int] | None:
+    """Slots that a server runs, and those that it is said to have, where it runs fewer."""
+    said, engines = _said(cell, page), page.engines()
+    if said is None or all(_runs_fewer(cell, page, engine, said) is None for engine in engines):
+        return None
+    return int(sum(_limits(cell, page))), round(said * len(engines))
+
+
+def _said(cell: Measured, page: Page) -> float | None:
+    """An engine's share of the slots that its server was given or told."""
     for server in cell.deployment.get("servers", []):
         if server.get("name") == page.server:
             limit = server.get("max_num_seqs")
             limit = limit_told(server) if limit is None else limit
-            if limit is not None:
-                return float(limit) / max(1, len(page.engines()))
-    return plateau(page, engine)
+            return None if limit is None else float(limit) / max(1, len(page.engines()))
+    return None
+
+
+def _runs_fewer(cell: Measured, page: Page, engine: str, said: float) -> int | None:
+    """The limit that `running` stays at below the slots that are said to be there, while requests stand in
+    waiting_to_start for longer than the loop takes to look, and KV blocks for the longest of them are free."""
+    running, usage = engine_gauge(page, engine, "running"), engine_gauge(page, engine, "kv_cache_usage")
+    stages = [
+        engine_gauge(page, engine, "kv_fetch_stage", stage=stage)
+        for stage in ("waiting_to_start", "in_progress", "completed_waiting")
+    ]
+    prompts = cell.answers.prompt_tokens[np.isfinite(cell.answers.prompt_tokens)]
+    if running is None or not len(running.t) or not len(prompts):
+        return None
+    gauges = [gauge.value for gauge in (usage, *stages) if gauge is not None and len(gauge.t) == len(running.t)]
+    if len(gauges) != 1 + len(stages):
+        return None
+    used, start, moving, loaded = gauges
+    top, pressed = float(running.value.max()), start > 0
+    if not 1 <= top < said or pressed.sum() < PLATEAU_SAMPLES or not _for_long(page, running.t, start):
+        return None
+    holders = np.maximum(1.0, running.value + moving + loaded)
+    longest = float(prompts.max() / max(1.0, prompts.mean()))
+    room = (used * (1 + longest / holders))[pressed] <= 1
+    held = running.value[pressed]
+    near = np.mean(held >= top - 1) >= PLATEAU_NEAR_SHARE and held.mean() >= PLATEAU_NEAR_SHARE * top
+    flat = near and np.mean(held == top) >= PLATEAU_SHARE
+    return int(top) if flat and np.mean(room) >= PLATEAU_NEAR_SHARE else None
+
+
+def _for_long(page: Page, t: Floats, start: Floats) -> bool:
+    """Whether requests wait to start for `LOOKS` times as long as the loop is busy with another's post and a turn."""
+    begun = _sum_of(page, "queue_s", "count")
+    looks_s = sum(
+        _sum_of(page, name, "sum") / (_sum_of(page, name, "count") or 1.0) for name in ("nixl_post_s", "itl_s")
+    )
+    waited_s = Gauge(t, start).integral(float(t[0]), float(t[-1]))
+    return begun > 0 and waited_s / begun >= LOOKS * looks_s
+
+
+def _sum_of(page: Page, canonical: str, kind: str) -> float:
+    return sum(value for key, value in page.deltas.items() if key.canonical == canonical and key.kind == kind)
 
 
 def engine_gauge(page: Page, engine: str, canonical: str, **labels: str) -> Gauge | None:

@@ -28,6 +28,7 @@ CAUSES: tuple[Judge, ...] = (
     decode.decode_kv_pool,
     decode.completion_polling,
     unknown.unnamed_wait,
+    unknown.unnamed_slots,
     unknown.unnamed_post,
     unknown.unnamed_leg,
     prefill.prefill_queue,

@@ -9,8 +9,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from pdbench.report.cell import Measured
-from pdbench.report.demand import engine_gauge, engine_limit, slot_waiters
+from pdbench.report.demand import engine_gauge, engine_limit, fewer_than_said, slot_waiters
 from pdbench.report.window import Gauge, Page, Segment
+from pdbench.report.wording import counted
 
 FULL = 0.95  # of its slots taken over the second half of sending
 ROOM = 0.85  # of its slots taken by another over the same time
@@ -25,6 +26,7 @@ class Held:
     slots: float
     taken: float
     waited: tuple[float, float]
+    fewer: tuple[int, int] | None  # slots that its server runs, and is said to have, where it runs fewer
 
     @property
     def full(self) -> bool:
@@ -40,9 +42,11 @@ def one_full(cell: Measured) -> str | None:
         full = max((each for each in held if each.full), key=lambda each: each.waited[1], default=None)
         if room is not None and full is not None:
             first, second = full.waited
+            said = f" ({full.fewer[1]} are said to be there)" if full.fewer is not None else ""
             return (
-                f"{full.server} alone is full: on average {second:,.0f} requests waited for its {full.slots:,.0f} slots"
-                f" in the second half of sending, {first:,.0f} in the first, while {room.server} used"
+                f"{full.server} alone is full: on average {second:,.0f} requests waited for its"
+                f" {counted(round(full.slots), 'slot')}{said} in the second half of sending,"
+                f" {first:,.0f} in the first, while {room.server} used"
                 f" {room.taken:.1f} of {room.slots:,.0f}"
             )
     return None
@@ -59,7 +63,8 @@ def _of_page(cell: Measured, segment: Segment, page: Page) -> Iterator[Held]:
         running, waiting = engine_gauge(page, engine, "running"), slot_waiters(page, engine)
         if slots and running is not None and waiting is not None and segment.send_end > segment.start:
             waited = (_mean(waiting, segment.start, middle), _mean(waiting, middle, segment.send_end))
-            yield Held(page.server, slots, _mean(running, middle, segment.send_end), waited)
+            taken = _mean(running, middle, segment.send_end)
+            yield Held(page.server, slots, taken, waited, fewer_than_said(cell, page))
 
 
 def _mean(gauge: Gauge, start: float, end: float) -> float:

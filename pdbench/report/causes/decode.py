@@ -11,6 +11,7 @@ from pdbench.report.causes.loop import beside_prompts, held_loop, only_for_stall
 from pdbench.report.causes.posting import turn_met_ms, wait_to_post
 from pdbench.report.causes.prefill import PREFILL_QUEUE
 from pdbench.report.cell import PUSH
+from pdbench.report.demand import fewer_than_said
 from pdbench.report.slow_server import slow_server
 from pdbench.report.split import Split
 from pdbench.report.stages import prompt_share
@@ -50,6 +51,7 @@ def decode_slots(case: Case) -> Iterator[tuple[Cause, Taken | None]]:
         numbers.append(f"how much of TTFT it takes cannot be said without {unknown_for}")
     if (stall := stall_text(case)) is not None:
         numbers.append(stall)
+    numbers += list(fewer_slots(case))
     advice = slot_advice(cell, slots, None if taken is None else taken.ms, held_loop(case), beside_prompts(case))
     confirm = "With more slots, waiting falls to 0 at the same rate."
     if closed:
@@ -65,6 +67,18 @@ def decode_slots(case: Case) -> Iterator[tuple[Cause, Taken | None]]:
     yield case.named("decode-slots", taken, numbers, advice, confirm)
 
 
+def fewer_slots(case: Case) -> Iterator[str]:
+    """Servers that run fewer requests than the slots that they are said to have."""
+    found = {page.server: fewer_than_said(case.cell, page) for _, page in case.cell.window.pages("decode")}
+    for name, known in found.items():
+        if known is not None:
+            runs, said = known
+            yield (
+                f"{name} runs {runs} of the {said} that it is said to have while requests stand in waiting_to_start:"
+                " its limit is lower than was said"
+            )
+
+
 def slots_are_next(case: Case) -> Iterator[tuple[Cause, Taken | None]]:
     """Prefill's queue keeps so many requests from decode that nobody waits there yet, but at the rate that is asked the
     wait for a slot would be a cause: who mends prefill alone meets the next queue."""
@@ -74,7 +88,7 @@ def slots_are_next(case: Case) -> Iterator[tuple[Cause, Taken | None]]:
     if queue is None or case.colocated or not steady or not slots.demand or not slots.available:
         return
     held_s = slots.demand / cell.offered if cell.offered else 0.0
-    wait_s = expected_wait_s(cell, slots.demand, slots.available, held_s)
+    wait_s = expected_wait_s(cell, slots.demand, held_s)
     queue_ms = queue(case.split) or 0.0
     rest_s = (case.mean_ttft_ms - queue_ms) / 1000
     if wait_s is not None and (slots.demand < BUSY * slots.available or wait_s < NEXT_WAIT * rest_s):

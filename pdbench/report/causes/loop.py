@@ -221,7 +221,7 @@ def only_for_stalls(case: Case) -> bool:
     loop, demand, slots, rate = held(case), case.slots.demand, case.slots.available, case.cell.offered
     if loop is None or not much_held(loop) or demand is None or not slots or not rate:
         return False
-    wait = expected_wait_s(case.cell, demand * (1 - loop.value), slots, demand * (1 - loop.value) / rate)
+    wait = expected_wait_s(case.cell, demand * (1 - loop.value), demand * (1 - loop.value) / rate)
     rest = case.mean_ttft_ms - (case.split.for_slots or 0.0)
     return wait is not None and wait * 1000 < WAIT_SHARE * (rest + wait * 1000)
 

@@ -125,13 +125,15 @@ def pinned(case: Case) -> bool:
 def prefill_compute(case: Case) -> Iterator[tuple[Cause, Taken | None]]:
     """Computing the prompt takes most of TTFT, and longer than a sentence of the answer; or what one slow server takes
     beyond the others is a quarter of it, unless it is named already with those who wait for that server."""
-    if (slow := slow_prefill(case.cell)) is not None and PREFILL_QUEUE not in case.removed:
+    slow = slow_prefill(case.cell)
+    if slow is not None and PREFILL_QUEUE not in case.removed:
         taken = case.taken("prefill", lambda split: split.get("prefill") * slow.excess)
         if taken is not None and taken.is_wait():
             numbers = [f"what it takes longer is {case.of_ttft(taken.ms)}", *prefill_numbers(case)]
             yield case.named("prefill-compute", taken, [slow.text(), *numbers], slow.advice(), slow.confirm())
             return
-    taken = case.taken("prefill", compute)
+    excess = 0.0 if slow is None else slow.excess
+    taken = case.taken("prefill", lambda split: None if (ms := compute(split)) is None else ms * (1 - excess))
     if taken is None or not taken.is_work() or not taken.is_long:
         return
     yield case.named(

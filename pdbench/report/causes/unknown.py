@@ -7,6 +7,7 @@ from collections.abc import Container, Iterator
 from pdbench.report.causes.case import WAIT_SHARE, WORK_SHARE, Case, Cause, Part, Taken
 from pdbench.report.causes.decode import noticed_late
 from pdbench.report.causes.handoff import copied_in_post, fragments_ms, speed_after_post_gb_s
+from pdbench.report.causes.idle_slots import waits_for_a_slot
 from pdbench.report.causes.loop import own_stall
 from pdbench.report.causes.posting import posting, posts_on_loop
 from pdbench.report.cell import PULL, PUSH
@@ -43,6 +44,32 @@ def unnamed_wait(case: Case) -> Iterator[tuple[Cause, Taken | None]]:
         ],
         "Start decode with vLLM 0.32 or later, or give --max-num-seqs and compare running with it.",
         "With the gauge scraped, one of its stages holds the wait.",
+    )
+
+
+def unnamed_slots(case: Case) -> Iterator[tuple[Cause, Taken | None]]:
+    """Requests wait to start on decode, and no server was seen with all its slots in use."""
+    cell, slots = case.cell, case.slots
+    if case.colocated or slots.reached or "slots" in case.removed:
+        return
+    taken = case.taken("slots", waits_for_a_slot(case))
+    if taken is None or not taken.is_wait():
+        return
+    running = cell.window.send_max("decode", "running")
+    ran = "" if running is None else f", with {running:.0f} running at most"
+    known = (
+        f"{slots.available} slots are said to be there" if slots.available else "how many slots there are is unknown"
+    )
+    yield case.named(
+        "not-distinguishable",
+        taken,
+        [
+            f"requests wait on decode before their KV is fetched for {case.of_ttft(taken.ms)}, and no server was seen"
+            f" with all its slots in use{ran}: {known}"
+        ],
+        "Compare --max-num-seqs of each decode server with what it runs at most (pdbench watch), and look at what else"
+        " keeps a request from being scheduled there: LoRA limits, priorities, KV blocks.",
+        "Once the server's real limit is given, decode-slots holds the wait or a server with fewer slots is named.",
     )
 
 
