@@ -25,8 +25,9 @@ from pdbench.report.demand import Slots, slots_by_server
 WAIT_SHARE = 0.10  # of the mean E2EL without the wait for a slot
 HEADROOM = 0.75  # slot use to plan for; no universal threshold exists
 RATE_STEPS = 200
-Pools = list[tuple[float, int]]  # of each server its share of the requests and its slots
 LARGER = 8  # times as many slots: more would be another deployment
+
+Pools = list[tuple[float, int]]  # of each server its share of the requests and its slots
 
 
 @dataclass(frozen=True, slots=True)

@@ -95,7 +95,7 @@ def _instances(case: Case, wait_ms: float, spent_ms: float | None) -> tuple[str,
         load_text = f"{rate:.3g} req/s are asked"
         same = "at the same rate the wait is no longer than computing a prompt"
     carried = 1000 * servers / each_ms
-    if cell.rate is not None and servers > 1 and carried >= SPARE * rate:
+    if cell.rate is not None and not cell.stages and servers > 1 and carried >= SPARE * rate:
         return (
             f"Look at how requests are spread over the {servers} prefill instances, and at bursts of arrivals: together"
             f" they compute {carried:.2g} req/s where {rate:.3g} are asked, so their number is not what is short.",
