@@ -98,7 +98,7 @@ def _instances(case: Case, wait_ms: float, spent_ms: float | None) -> tuple[str,
     if cell.rate is not None and not cell.stages and servers > 1 and carried >= SPARE * rate:
         return (
             f"Look at how requests are spread over the {servers} prefill instances, and at bursts of arrivals: together"
-            f" they compute {carried:.2g} req/s where {rate:.3g} are asked, so their number is not what is short.",
+            f" they compute {carried:.2g} req/s where {rate:.3g} are asked; another shortens only what bursts wait.",
             "Spread evenly, the same load waits less.",
         )
     advice = (
