@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
 from pdbench.report.answers import Answers, Load, pooled
 from pdbench.report.steady_state import Steadiness, judge
 from pdbench.report.turns import Turns, turns_of
+from pdbench.report.whole_pages import TURNS, Doubt
 from pdbench.report.window import LOG_SUFFIX, Segment, Window
 
 PULL, PUSH, COLOCATED = "pull", "push", "colocated"
@@ -23,6 +24,7 @@ class Part:
     entry: Mapping[str, Any]  # of run.json's cell_runs
     load: Load
     segment: Segment
+    doubts: tuple[Doubt, ...] = ()  # of its pages
 
     @property
     def client(self) -> Mapping[str, Any]:
@@ -32,7 +34,9 @@ class Part:
 
 @dataclass(frozen=True, eq=False)
 class Measured:
-    """A cell with the repeats that are judged together. What is asked of it often is reckoned once."""
+    """A cell with the repeats that are judged together. What is asked of it often is reckoned once.
+
+    `window` lacks the pages of roles in doubt; `as_read` has them."""
 
     plan: Mapping[str, Any]
     cell: Mapping[str, Any]  # of the plan's cells
@@ -84,9 +88,23 @@ class Measured:
         """How many servers of a role the deployment has."""
         return sum(server.get("role") == role for server in self.deployment.get("servers", []))
 
+    @property
+    def doubts(self) -> Mapping[str, Doubt]:
+        """Roles whose pages do not tell of the whole cell, with the reason."""
+        return {doubt.role: doubt for part in self.parts for doubt in part.doubts}
+
+    @property
+    def as_read(self) -> Measured:
+        """The cell with all pages, for what even a page in doubt can prove; without those of two servers in turn, whose
+        counters mean nothing."""
+        mixed = {doubt.role for doubt in self.doubts.values() if doubt.kind == TURNS}
+        window = Window(tuple(part.segment.without(mixed) for part in self.parts))
+        return replace(self, window=window) if self.doubts else self
+
     @cached_property
     def unread(self) -> tuple[str, ...]:
-        """Roles of the engines, given or not, of which no metrics page was read: what they take of TTFT is unknown."""
+        """Roles of the engines, given or not, of which no metrics page was read, or none that tells of the whole cell:
+        what they take of TTFT is unknown."""
         wanted = (COLOCATED,) if self.mode == COLOCATED else ("prefill", "decode")
         read = {page.role for _, page in self.window.pages() if not page.server.endswith(LOG_SUFFIX)}
         return tuple(role for role in wanted if role not in read)
@@ -134,4 +152,6 @@ def measured(
     plan: Mapping[str, Any], cell: Mapping[str, Any], deployment: Mapping[str, Any], parts: Sequence[Part]
 ) -> Measured:
     answers = pooled([part.load.answers for part in parts])
-    return Measured(plan, cell, deployment, parts, answers, Window(tuple(part.segment for part in parts)))
+    doubted = {doubt.role for part in parts for doubt in part.doubts}
+    window = Window(tuple(part.segment.without(doubted) for part in parts))
+    return Measured(plan, cell, deployment, parts, answers, window)

@@ -156,6 +156,7 @@ def stall_limit_s(cell: Measured) -> float:
 
     When a slot frees, pull posts the loads of all that wait, one after the other, and no stream gets a token meanwhile.
     """
+    cell = cell.as_read
     tpot_s = (cell.answers.mean(cell.answers.tpot_ms) or 0.0) / 1000
     limits = [STALL_S, STALL_TPOTS * tpot_s]
     if (prefill_s := cell.window.mean_s("colocated", "prefill_s")) is not None:

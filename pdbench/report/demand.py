@@ -87,6 +87,8 @@ def _available(cell: Measured) -> tuple[int | None, str | None]:
 
 def slots_by_server(cell: Measured) -> tuple[dict[str, int], str | None]:
     """Slots of each server that makes the tokens, and how they are known; none unless all of them are."""
+    if cell.decoder in cell.doubts and cell.doubts[cell.decoder].of_others:
+        return {}, None
     servers = [s for s in cell.deployment.get("servers", []) if s.get("role") == cell.decoder]
     given = [s.get("max_num_seqs") for s in servers]
     told = [limit_told(s) for s in servers]

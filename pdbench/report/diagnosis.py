@@ -56,7 +56,7 @@ def diagnose(cell: Measured, case: Case | None, found: Sequence[Finding]) -> lis
     if stopped := gone(cell):
         first = next((each.name for each in stopped if not each.refused), None)  # a proxy has no page to go by
         return [*server_down(cell), *(_before(cell, first, case, found) if first is not None else [])]
-    failures = [cause for judge in FAILURES for cause in judge(cell, found)]
+    failures = [cause for judge in FAILURES for cause in judge(cell.as_read, found)]
     return failures + _latencies(case, silent=bool(failures))
 
 

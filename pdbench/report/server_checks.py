@@ -14,6 +14,7 @@ from pdbench.report.client_checks import stall_limit_s
 from pdbench.report.finding import VOID, WARN, Finding
 from pdbench.report.prefix import prefix_hits, served_from_cache
 from pdbench.report.split import decode_recomputed, recomputed
+from pdbench.report.whole_pages import FEWER, STILL, TURNS
 
 FOREIGN_SHARE = 0.02
 FOREIGN_REQUESTS = 2
@@ -23,6 +24,11 @@ LITTLE_AT_LEAST = 0.5  # requests
 
 
 def _restarted(cell: Measured) -> Iterator[Finding]:
+    for doubt in cell.doubts.values():
+        if doubt.kind == TURNS:
+            then = f"{doubt.advice[:1].upper()}{doubt.advice[1:]}, then repeat."
+            yield Finding("server-restarted", VOID, f"{doubt.text}. {then}")
+            return
     for _, page in cell.window.pages():
         if page.resets or page.restarted:
             what = (
@@ -110,6 +116,8 @@ def _failed_transfers(cell: Measured) -> Iterator[Finding]:
 def _foreign(cell: Measured) -> Iterator[Finding]:
     """Work of others on the same servers."""
     ours = int(np.isfinite(cell.answers.sent).sum())
+    if any(page.resets for _, page in cell.window.pages(cell.decoder)):
+        return  # counters that went back count nothing
     for canonical, kind in (("e2e_s", "count"), ("request_success", "counter")):
         theirs = cell.window.delta(cell.decoder, canonical, kind)
         if theirs is None:
@@ -205,8 +213,12 @@ def _missing(cell: Measured) -> Iterator[Finding]:
         texts.append(f"no {' or '.join(absent)} server was given: what they take of TTFT is in unexplained ({given})")
     texts += [
         f"no metrics page of {role} was read: its share of TTFT is in unexplained"
-        for role in sorted((wanted & roles) - read)
+        for role in sorted((wanted & roles) - read - set(cell.doubts))
     ]
+    for role, doubt in cell.doubts.items():
+        if role in wanted and doubt.kind in (STILL, FEWER):
+            slots = ", and how many slots there are is not known" if doubt.of_others and role == cell.decoder else ""
+            texts.append(f"{doubt.text}; its share of TTFT is in unexplained{slots}: {doubt.advice}")
     for role, canonical, meaning in MISSING:
         if role in read and not _shown(cell, role, canonical) and not (cell.dynamo and canonical in NOT_DYNAMO):
             texts.append(f"{role} lacks {canonical}: no {meaning}")

@@ -53,6 +53,7 @@ from pdbench.report.tiers import tiers
 from pdbench.report.validity import Finding, findings, is_void, merged
 from pdbench.report.verdict import cell_verdict, run_verdict
 from pdbench.report.verdict import is_void as cell_is_void
+from pdbench.report.whole_pages import doubts_of
 from pdbench.report.window import Metrics
 from pdbench.run import Run
 
@@ -361,16 +362,23 @@ def measured_cells(run: Run, read: Material | None = None) -> Iterator[Measured]
         for entry in read.entries:
             if entry["cell"] == cell["cell"]:
                 answers = answers_of(read.requests, read.events, read.places[entry["cell"], entry["repeat"]])
-                parts.append(_part(entry, answers, read.metrics, cell))
+                parts.append(_part(entry, answers, read.metrics, cell, deployments.get(cell["target"], {})))
         if parts:
             yield measured(plan, cell, deployments.get(cell["target"], {}), parts)
 
 
-def _part(entry: Mapping[str, Any], answers: Answers, metrics: Metrics, cell: Mapping[str, Any]) -> Part:
+def _part(
+    entry: Mapping[str, Any],
+    answers: Answers,
+    metrics: Metrics,
+    cell: Mapping[str, Any],
+    deployment: Mapping[str, Any],
+) -> Part:
     start, send_end, end = entry["start_s"], entry["send_end_s"], entry["end_s"]
     streams = cell.get("max_concurrency")
     segment = metrics.segment(cell["target"], start, send_end, end)
-    return Part(int(entry["repeat"]), entry, Load(answers, start, send_end, streams is not None), segment)
+    load = Load(answers, start, send_end, streams is not None)
+    return Part(int(entry["repeat"]), entry, load, segment, doubts_of(answers, segment, deployment))
 
 
 def _versions(document: Mapping[str, Any]) -> dict[str, Any]:

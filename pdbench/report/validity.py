@@ -21,7 +21,8 @@ __all__ = ["VOID", "WARN", "Finding", "findings", "is_void", "merged"]
 
 def findings(cell: Measured) -> list[Finding]:
     """All findings of one repeat, void ones first."""
-    found = [finding for check in (imported, *CLIENT_CHECKS, *SERVER_CHECKS) for finding in check(cell)]
+    found = [finding for check in (imported, *CLIENT_CHECKS) for finding in check(cell)]
+    found += [finding for check in SERVER_CHECKS for finding in check(cell.as_read)]
     return sorted(found, key=lambda finding: finding.severity != VOID)
 
 

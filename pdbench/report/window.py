@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Container, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -21,6 +21,7 @@ from pdbench.tables import Columns
 Floats = NDArray[np.float64]
 Rows = NDArray[np.int64]
 CUMULATIVE = ("counter", "sum", "count")
+STARTED_APART_S = 1.0  # start times of one process are nearer
 RESET_SHARE = 1e-6  # of its value that a counter must lose to have gone back
 LOG_SUFFIX = ".log"  # of a server's name: rows from its log
 NOT_A_PAGE = ("up", "scrape_s", "scrape_dropped")
@@ -71,6 +72,7 @@ class Page:
     resets: tuple[str, ...] = ()
     restarted: bool = False
     scrapes: int = 0
+    alternates: bool = False  # two processes answered in turn
 
     def engines(self) -> list[str]:
         return sorted({key.engine for key in self.series if key.canonical == "running"})
@@ -85,6 +87,11 @@ class Segment:
     end: float
     pages: tuple[Page, ...] = ()
     silent: Mapping[str, float] = field(default_factory=dict)  # server -> second from which on no scrape worked
+
+    def without(self, roles: Container[str]) -> Segment:
+        """The same, but for the pages of these roles; what their logs say stays."""
+        kept = (page for page in self.pages if page.role not in roles or page.server.endswith(LOG_SUFFIX))
+        return replace(self, pages=tuple(kept))
 
 
 @dataclass(frozen=True, slots=True)
@@ -309,7 +316,7 @@ def _page(source: Source, before: float, after: float, start: float, end: float)
             deltas[key] = float(np.where(back, value[1:], steps).sum())
             if key.kind != "sum" and np.any(back):
                 resets.append(key.canonical)
-        elif key.canonical == "process_start_s" and float(np.ptp(gauge.value)) > 1.0:
+        elif key.canonical == "process_start_s" and float(np.ptp(gauge.value)) > STARTED_APART_S:
             restarted = True
     return Page(
         source.server,
@@ -319,7 +326,23 @@ def _page(source: Source, before: float, after: float, start: float, end: float)
         tuple(sorted(set(resets))),
         restarted,
         int(np.sum((times >= first) & (times <= last))),
+        _alternates(series),
     )
+
+
+def _alternates(series: Mapping[Key, Gauge]) -> bool:
+    """Whether two processes answered in turn: a start time that goes back, or counters that go back again and again
+    and are each time where they were before."""
+    starts = [gauge.value for key, gauge in series.items() if key.canonical == "process_start_s"]
+    if any(np.ptp(value) > STARTED_APART_S for value in starts):
+        return any(float(np.diff(value).min()) < -STARTED_APART_S for value in starts)
+    return any(_back_and_forth(gauge.value) for key, gauge in series.items() if key.kind in ("counter", "count"))
+
+
+def _back_and_forth(value: Floats) -> bool:
+    falls = np.flatnonzero(value[1:] < (1 - RESET_SHARE) * value[:-1])
+    returns = [value[a + 1 : b + 1].max() >= value[a] for a, b in itertools.pairwise(falls)]
+    return bool(returns) and all(returns)
 
 
 def _between(source: Source, first: float, last: float) -> list[tuple[Key, Gauge]]:

@@ -111,7 +111,9 @@ def _passes_unseen(case: Case, taken: Taken) -> str:
         known = {*case.split.parts, *(["proxy"] if case.cell.cell.get("drive", "proxy") != "proxy" else [])}
         *others, last = (text for part, text in HIDDEN.items() if part not in known)
         hidden = f"{', '.join(others)} and {last}" if others else last
-    text = f"{case.of_ttft(taken.ms)} pass where no metrics page was read ({' and '.join(case.cell.unread)})"
+    roles = " and ".join(case.cell.unread)
+    nobody = "no page tells of the cell" if case.cell.doubts else "no metrics page was read"
+    text = f"{case.of_ttft(taken.ms)} pass where {nobody} ({roles})"
     return f"{text}: {hidden} look the same to a client"
 
 
@@ -137,8 +139,10 @@ def _advice(case: Case) -> str:
     """Give the roles that were not given; let the pages of those that were be read."""
     cell = case.cell
     absent = [role for role in cell.unread if not cell.has_role(role)]
-    silent = [role for role in cell.unread if cell.has_role(role)]
+    silent = [role for role in cell.unread if cell.has_role(role) and role not in cell.doubts]
     pages = " and ".join("the server" if role == COLOCATED else role for role in silent)
     texts = [f"Give {flags_for(absent, str(cell.deployment.get('target') or DEFAULT_TARGET))}"] if absent else []
     texts += [f"{'let' if texts else 'Let'} pdbench read the metrics page of {pages}"] if silent else []
+    doubted = " and ".join(dict.fromkeys(doubt.advice for doubt in cell.doubts.values()))
+    texts += [doubted if texts else doubted[:1].upper() + doubted[1:]] if doubted else []
     return f"{' and '.join(texts)}, then measure again: what TTFT is made of, and what is full, stands on those pages."
