@@ -15,7 +15,7 @@ from dataclasses import asdict, dataclass, field, replace
 import numpy as np
 
 from pdbench.report.blocks import jackknife, without_each_block
-from pdbench.report.causes.posts_met import PostsMet, posts_met
+from pdbench.report.causes.posts_met import PostsMet, posts_met, turn_of_first_steps
 from pdbench.report.cell import COLOCATED, PULL, PUSH, Measured
 from pdbench.report.demand import Slots, slots_of
 from pdbench.report.finding import VOID, Finding
@@ -34,6 +34,7 @@ SENTENCE_TURNS = 25.0  # tokens of a sentence
 SECOND_MS = 1000.0  # after which everybody's thought breaks off, however slow the stream
 SLOWED = 0.5  # of what streams lose: then it is handoffs that slow them down
 PREEMPTED_SHARE = 0.05  # of the requests: from here on stalls may be those of requests that are computed again
+FEW_TOKENS = 8.0
 UNPACED_MS = 300.0  # a sentence where there is no stream to take its pace from
 
 Part = Callable[[Split], float | None]
@@ -124,6 +125,7 @@ class Case:
     without: Sequence[Split]  # less one block of time, for each block
     slots: Slots
     turns: Turns | None
+    turn_ms: float | None  # a turn that nothing holds up, where gaps or, in pull, first steps tell
     posts: PostsMet | None  # in pull, if they are made on decode's loop
     findings: Sequence[Finding]
     peers: Peers
@@ -191,6 +193,8 @@ class Case:
         turn that nothing holds up where prompts beside, handoffs or preemptions are known to hold them up: a stream
         that is slow for one fault would excuse the others."""
         tpot, turns = self.cell.answers.mean(self.cell.answers.tpot_ms), self.turns
+        if turns is None and self.posts is not None:
+            return self.turn_ms
         if tpot is None or turns is None or not turns.quiet_ms > 0:
             return tpot
         at_first = turns.lost_at_first
@@ -231,12 +235,22 @@ def case_of(cell: Measured, split: Split | None, findings: Sequence[Finding], pe
     if split is None or mean is None or mean <= 0:
         return None
     without = [found for less in without_each_block(cell) if (found := split_of(less)) is not None]
-    lag_s = _lag_s(cell)
-    turns = turns_of(cell.answers, lag_s) if lag_s else cell.turns
+    turns = _turns(cell, split)
     turn_ms = turns.quiet_ms if turns is not None else cell.answers.mean(cell.answers.tpot_ms)
+    if cell.mode == PULL and turns is None:
+        turn_ms = turn_of_first_steps(cell, split)
     posts = posts_met(cell, split, turn_ms) if cell.mode == PULL else None
-    case = Case(cell, split, mean, without, slots_of(cell), turns, posts, findings, peers)
+    case = Case(cell, split, mean, without, slots_of(cell), turns, turn_ms, posts, findings, peers)
     return replace(case, removed={"poll": lambda split: split.parts.get("poll")}) if case.expired else case
+
+
+def _turns(cell: Measured, split: Split) -> Turns | None:
+    """`None` also where answers in pull are so short that most of their few gaps hold a post: no turn is quiet then."""
+    tokens = cell.answers.mean(cell.answers.output_tokens)
+    if cell.mode == PULL and split.parts.get("post") and (tokens or 0.0) < FEW_TOKENS:
+        return None
+    lag_s = _lag_s(cell)
+    return turns_of(cell.answers, lag_s) if lag_s else cell.turns
 
 
 def _lag_s(cell: Measured) -> float:

@@ -156,7 +156,7 @@ def noticed_late(case: Case) -> Part:
 def completion_polling(case: Case) -> Iterator[tuple[Cause, Taken | None]]:
     """KV that has arrived is noticed late: later than the turn of the loop that was under way."""
     expected, taken = turn_met_ms(case), case.taken("poll", noticed_late(case))
-    if case.colocated or taken is None or not taken.is_wait():
+    if case.colocated or taken is None or not taken.is_wait() or not expected:
         return
     if "prefill" in case.cell.unread and taken.ms <= (case.cell.streams or 0) * case.split.get("post"):
         return  # streams that come together wait for each other's posts, and only prefill's page says when they come

@@ -16,11 +16,13 @@ from pdbench.report.causes.first_turns import stall_together_ms
 from pdbench.report.causes.posting import EXPLAINS, SEEN, behind_posts, posted_share, posting, posts_on_loop
 from pdbench.report.grid import through_origin
 from pdbench.report.split import Split
-from pdbench.report.turns import Estimate, Turns
+from pdbench.report.turns import OFTEN, Estimate, Turns
 
 LOOP_SHARE = 0.10  # of decode's time that handoffs may hold it: TPOT is then 11 % longer than it need be
 SURE_LOOP_SHARE = 0.05  # the lower end of its interval
 MIN_LOST = 0.01  # of decode's time: less that streams lose is not worth a word beside posts
+MOVE_POSTS = "Move posting off decode's loop (push, or a connector that posts on a thread of its own):"
+QUIET_TOKENS = 16.0  # an answer: of fewer most turns hold a post, and what a turn without one takes is not known
 MIN_RISE = 0.15  # TPOT above the low-load one before a stall per admission is worth a word
 
 
@@ -105,6 +107,8 @@ def before_answers(case: Case, turns: Turns) -> Part:
 def engine_loop_blocking(case: Case) -> Iterator[tuple[Cause, Taken | None]]:
     """Handoffs take a tenth of the loop, or much of their own TTFT and hold the loop meanwhile."""
     loop, turns = held(case), case.turns
+    if turns is None and posts_on_loop(case):
+        yield from _posts_alone(case)
     if turns is None or case.colocated:
         return
     taken = case.taken("post", posting(case)) if posts_on_loop(case) else case.taken("first step", own_stall(turns))
@@ -145,16 +149,27 @@ def engine_loop_blocking(case: Case) -> Iterator[tuple[Cause, Taken | None]]:
     yield case.named("engine-loop-blocking", taken, numbers, advice, confirm, made_of)
 
 
+def _posts_alone(case: Case) -> Iterator[tuple[Cause, Taken | None]]:
+    """Answers too short to tell what streams lose: the posts, by what requests wait for them before their answer."""
+    taken = case.taken("post", posting(case))
+    if taken is None or not (taken.is_work() or (taken.is_wait() and holds_others(case))):
+        return
+    numbers = list(_posts_texts(case))
+    confirm = "A request sent alone waits for its own post and for no other."
+    advice = MOVE_POSTS + " nobody then waits for the posts of others, the post itself stays in TTFT."
+    yield case.named("engine-loop-blocking", taken, numbers, advice, confirm)
+
+
 def _advice(case: Case, turns: Turns) -> str:
     if not posts_on_loop(case):
         return "Profile decode's step at an admission: allocation, handshakes or layout changes of KV run on its loop."
+    tokens = case.cell.answers.mean(case.cell.answers.output_tokens) or 0.0
     ends = f"TPOT then falls to about {turns.quiet_ms:.1f} ms"
     if turns.lost.value < SURE_LOOP_SHARE:
         ends = "nobody then waits for the posts of others"
-    return (
-        "Move posting off decode's loop (push, or a connector that posts on a thread of its own):"
-        f" {ends}, the post itself stays in TTFT."
-    )
+    elif tokens < QUIET_TOKENS or turns.handoffs_s * turns.mean_ms / 1000 >= OFTEN:
+        ends = "TPOT then falls, how far answers so short do not tell"
+    return f"{MOVE_POSTS} {ends}, the post itself stays in TTFT."
 
 
 def _numbers(case: Case, turns: Turns, loop: Estimate | None, together: Estimate | None) -> list[str]:
@@ -166,16 +181,7 @@ def _numbers(case: Case, turns: Turns, loop: Estimate | None, together: Estimate
             f" up: TPOT is {turns.mean_ms:.1f} ms, {turns.quiet_ms:.1f} ms in the turns between"
         )
     if posts_on_loop(case):
-        numbers.append(
-            f"posting takes {case.split.get('post'):,.0f} ms a request on the loop,"
-            f" {min(1.0, posted_share(case)):.0%} of the time in which streams run"
-        )
-        if holds_others(case):
-            numbers.append(
-                f"handoffs that come together are posted one after the other: waiting for others' posts takes"
-                f" {case.of_ttft(behind_posts(case)(case.split))}"
-            )
-        return numbers
+        return [*numbers, *_posts_texts(case)]
     if together is not None and together.low > 0:
         numbers.append(
             f"handoffs that come to one turn hold each other: for every one of them the first step of all is"
@@ -188,6 +194,19 @@ def _numbers(case: Case, turns: Turns, loop: Estimate | None, together: Estimate
     if case.pull and "post" in case.split.parts:
         numbers.append(f"NIXL's post time is {case.split.get('post'):,.0f} ms: something else holds it")
     return numbers
+
+
+def _posts_texts(case: Case) -> Iterator[str]:
+    """What posts take of decode's loop, what of it streams lose, and what handoffs wait for each other's."""
+    post_ms, rate = case.split.get("post"), (case.cell.achieved or 0.0) / max(1, case.cell.servers("decode"))
+    text = f"posting takes {post_ms:,.0f} ms a request on the loop, {min(1.0, rate * post_ms / 1000):.0%} of its time"
+    no_loss = case.turns is not None and case.turns.lost.value < MIN_LOST
+    yield text + (": no stream ran beside that lost by it" if no_loss else "")
+    if holds_others(case):
+        yield (
+            f"handoffs that come together are posted one after the other: waiting for others' posts takes"
+            f" {case.of_ttft(behind_posts(case)(case.split))}"
+        )
 
 
 def holds_itself(case: Case, loop: Estimate | None, together: Estimate | None, taken: Taken | None) -> bool:
@@ -219,9 +238,11 @@ def only_for_stalls(case: Case) -> bool:
     judged as the measured one is.
     """
     loop, demand, slots, rate = held(case), case.slots.demand, case.slots.available, case.cell.offered
-    if loop is None or not much_held(loop) or demand is None or not slots or not rate:
+    unseen = case.turns is None and posts_on_loop(case)  # then how much shorter is not known, and taken for nothing
+    if not (unseen or much_held(loop)) or demand is None or not slots or not rate:
         return False
-    wait = expected_wait_s(case.cell, demand * (1 - loop.value), demand * (1 - loop.value) / rate)
+    free = demand * (1 - (loop.value if loop is not None else 0.0))
+    wait = expected_wait_s(case.cell, free, free / rate)
     rest = case.mean_ttft_ms - (case.split.for_slots or 0.0)
     return wait is not None and wait * 1000 < WAIT_SHARE * (rest + wait * 1000)
 

@@ -34,7 +34,10 @@ def posted_share(case: Case) -> float:
 def posts_on_loop(case: Case) -> bool:
     """In pull, unless something else holds the loop, or streams that ran beside posts did not miss them: then a thread
     posts."""
-    if case.turns is None or not posted_share(case):
+    if case.turns is None:  # no gaps between tokens: then the wait to be noticed has to show the posts of others
+        met = case.posts
+        return met is not None and met.others_ms > 0 and case.split.get("poll") >= EXPLAINS * met.late_ms
+    if not posted_share(case):
         return False
     lost, beside = case.turns.lost.value, case.posts.lost if case.posts is not None else 0.0
     return posted_share(case) >= EXPLAINS * lost and not (beside >= TELLING and lost < SEEN * min(1.0, beside))
@@ -48,7 +51,7 @@ def turn_met_ms(case: Case) -> float:
     """
     turns = case.turns
     if case.posts is not None and (turns is None or posts_on_loop(case)):
-        return case.posts.late_ms + (turns.mean_ms if turns is not None else case.pace_ms or 0.0)
+        return case.posts.late_ms + (turns.mean_ms if turns is not None else case.turn_ms or 0.0)
     return 2 * (case.pace_ms or 0.0) if turns is None else _met_ms(case, turns) / 2 + turns.mean_ms
 
 
@@ -74,13 +77,13 @@ def _met_ms(case: Case, turns: Turns) -> float:
 def behind_posts(case: Case) -> Callable[[Split], float]:
     """What a request waits for the posts of others, in ms: of what is longer than quiet turns in the wait to be noticed
     and in the first step as large a share as this run's requests explain by meeting; 0 where posts hold no loop."""
-    turns, met = case.turns, case.posts if posts_on_loop(case) else None
-    if turns is None or met is None:
+    quiet_ms, met = case.turn_ms, case.posts if posts_on_loop(case) else None
+    if quiet_ms is None or met is None:
         return lambda split: 0.0
-    quiet_ms = turns.quiet_ms
+    looked_ms = 2 * quiet_ms if case.turns is not None else 0.0  # a loop of answers so short stands still between them
 
     def longer(split: Split) -> float:
-        return max(0.0, split.get("poll") - 2 * quiet_ms) + max(0.0, split.get("first_step") - quiet_ms)
+        return max(0.0, split.get("poll") - looked_ms) + max(0.0, split.get("first_step") - quiet_ms)
 
     explained = min(1.0, (met.others_ms + met.first_ms) / max(longer(case.split), 1e-9))
     return lambda split: explained * longer(split)

@@ -24,6 +24,8 @@ from pdbench.report.statistics import Floats
 
 MOST_REQUESTS = 100_000  # the first of a very long cell tell enough
 SAME_S = 1e-6
+FIRST_STEPS = 4  # times that the length of a turn is put right
+SHORTEST_TURN = 0.1  # of the first step
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +71,19 @@ def posts_met(cell: Measured, split: Split, turn_ms: float | None) -> PostsMet |
     n, streams_s = len(sent), max(float((last - first).sum()), SAME_S)
     late, loading, others, beside = (1000 / n * sum(each) for each in zip(*map(_sums, found), strict=True))
     return PostsMet(late, loading, others, beside, sum(times.lost_s for times in found) / streams_s)
+
+
+def turn_of_first_steps(cell: Measured, split: Split) -> float | None:
+    """How long a turn is where answers are too short for their gaps to tell, in ms: the first step, less the posts of
+    others that the replay finds in it. A shorter turn meets fewer of them, so this is repeated."""
+    step_ms = split.parts.get("first_step")
+    turn_ms = step_ms
+    for _ in range(FIRST_STEPS):
+        met = posts_met(cell, split, turn_ms)
+        if met is None or step_ms is None:
+            return turn_ms
+        turn_ms = max(step_ms - met.first_ms, SHORTEST_TURN * step_ms)
+    return turn_ms
 
 
 def _come(cell: Measured, split: Split, sent: Floats) -> Floats:

@@ -147,7 +147,8 @@ def unnamed_rest(case: Case, named: Container[str]) -> Iterator[tuple[Cause, Tak
 
     taken = case.taken("handoff", together)
     sizes = {key: max(0.0, part(case.split) or 0.0) for key, part in parts.items()}
-    if taken is None or not taken.is_noticed or max(sizes.values(), default=0.0) < WAIT_SHARE * case.mean_ttft_ms:
+    late = sizes.get("poll", 0.0) + sizes.get("first step", 0.0)  # what holds a loop is in both
+    if taken is None or not taken.is_noticed or max(late, *sizes.values()) < WAIT_SHARE * case.mean_ttft_ms:
         return  # a real engine has something of each
     if not (taken.of_ttft.reaches(WAIT_SHARE) or taken.of_ttft.value >= WORK_SHARE):
         return
@@ -173,6 +174,8 @@ def _odd_parts(case: Case) -> dict[str, Part]:
     found: dict[str, Part] = {"poll": noticed_late(case)}
     if case.turns is not None:
         found["first step"] = own_stall(case.turns)
+    elif case.pull and not posts_on_loop(case):  # no gaps say how long a step is that nothing holds
+        found["first step"] = lambda split: split.parts.get("first_step")
     ours = any(finding.code == "client-saturated" and finding.severity == VOID for finding in case.findings)
     known = {"prefill_queue", "prefill", "first_step"} <= set(case.split.parts)
     if known and not ours:  # else a server was not looked at, or sends were late
@@ -185,4 +188,6 @@ def _odd_text(case: Case, key: str, ms: float) -> str:
         return f"KV that has arrived is noticed {ms:,.0f} ms later than a turn of the loop explains"
     if key == "first step" and case.turns is not None:
         return f"decode's first step takes {ms:,.0f} ms more than the {case.turns.quiet_ms:.1f} ms of another turn"
+    if key == "first step":
+        return f"decode's first step takes {ms:,.0f} ms, and answers so short do not tell how long another step is"
     return f"{ms:,.0f} ms show in no series that was scraped"
