@@ -358,27 +358,21 @@ def measured_cells(run: Run, read: Material | None = None) -> Iterator[Measured]
     plan = document.get("plan", {})
     deployments = {d.get("target"): d for d in document.get("deployments", [])}
     for cell in plan.get("cells", []):
-        parts = []
-        for entry in read.entries:
-            if entry["cell"] == cell["cell"]:
-                answers = answers_of(read.requests, read.events, read.places[entry["cell"], entry["repeat"]])
-                parts.append(_part(entry, answers, read.metrics, cell, deployments.get(cell["target"], {})))
+        parts, deployment = [], deployments.get(cell["target"], {})
+        for entry in (one for one in read.entries if one["cell"] == cell["cell"]):
+            answers = answers_of(read.requests, read.events, read.places[entry["cell"], entry["repeat"]])
+            parts.append(_part(entry, answers, read.metrics, cell, deployment))
         if parts:
-            yield measured(plan, cell, deployments.get(cell["target"], {}), parts)
+            yield measured(plan, cell, deployment, parts)
 
 
 def _part(
-    entry: Mapping[str, Any],
-    answers: Answers,
-    metrics: Metrics,
-    cell: Mapping[str, Any],
-    deployment: Mapping[str, Any],
+    entry: Mapping[str, Any], answers: Answers, metrics: Metrics, cell: Mapping[str, Any], of: Mapping[str, Any]
 ) -> Part:
     start, send_end, end = entry["start_s"], entry["send_end_s"], entry["end_s"]
-    streams = cell.get("max_concurrency")
     segment = metrics.segment(cell["target"], start, send_end, end)
-    load = Load(answers, start, send_end, streams is not None)
-    return Part(int(entry["repeat"]), entry, load, segment, doubts_of(answers, segment, deployment))
+    load = Load(answers, start, send_end, cell.get("max_concurrency") is not None)
+    return Part(int(entry["repeat"]), entry, load, segment, doubts_of(answers, segment, of))
 
 
 def _versions(document: Mapping[str, Any]) -> dict[str, Any]:
