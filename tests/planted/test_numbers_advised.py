@@ -118,5 +118,5 @@ def test_posting_of_two_servers_takes_no_more_than_their_loops_have(tmp_path: Pa
         load: dict[str, Any] = {"rates": [3 * servers], "output_len": 140, "duration_s": 25.0}
         cell = measured(tmp_path / str(servers), load, decodes=servers, prefills=servers, post_fixed_ms=90.0)
         evidence = by_name(cell)["engine-loop-blocking"]["evidence"]
-        shares.append(number(r"on the loop, (\d+)% of the time", evidence))
+        shares.append(number(r"on the loop, (\d+)% of its time", evidence))
     assert shares[1] == pytest.approx(shares[0], rel=0.2) and max(shares) < 40
