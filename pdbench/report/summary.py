@@ -14,7 +14,6 @@ import numpy as np
 
 from pdbench.report.advice import HeldLoop
 from pdbench.report.answers import (
-    Answers,
     Load,
     answers_of,
     counts,
@@ -54,7 +53,6 @@ from pdbench.report.validity import Finding, findings, is_void, merged
 from pdbench.report.verdict import cell_verdict, run_verdict
 from pdbench.report.verdict import is_void as cell_is_void
 from pdbench.report.whole_pages import doubts_of
-from pdbench.report.window import Metrics
 from pdbench.run import Run
 
 SCHEMA = 1
@@ -358,19 +356,16 @@ def measured_cells(run: Run, read: Material | None = None) -> Iterator[Measured]
     plan = document.get("plan", {})
     deployments = {d.get("target"): d for d in document.get("deployments", [])}
     for cell in plan.get("cells", []):
-        parts, deployment = [], deployments.get(cell["target"], {})
-        for entry in (one for one in read.entries if one["cell"] == cell["cell"]):
-            answers = answers_of(read.requests, read.events, read.places[entry["cell"], entry["repeat"]])
-            parts.append(_part(entry, answers, read.metrics, cell, deployment))
+        deployment = deployments.get(cell["target"], {})
+        parts = [_part(entry, read, cell, deployment) for entry in read.entries if entry["cell"] == cell["cell"]]
         if parts:
             yield measured(plan, cell, deployment, parts)
 
 
-def _part(
-    entry: Mapping[str, Any], answers: Answers, metrics: Metrics, cell: Mapping[str, Any], of: Mapping[str, Any]
-) -> Part:
+def _part(entry: Mapping[str, Any], read: Material, cell: Mapping[str, Any], of: Mapping[str, Any]) -> Part:
+    answers = answers_of(read.requests, read.events, read.places[entry["cell"], entry["repeat"]])
     start, send_end, end = entry["start_s"], entry["send_end_s"], entry["end_s"]
-    segment = metrics.segment(cell["target"], start, send_end, end)
+    segment = read.metrics.segment(cell["target"], start, send_end, end)
     load = Load(answers, start, send_end, cell.get("max_concurrency") is not None)
     return Part(int(entry["repeat"]), entry, load, segment, doubts_of(answers, segment, of))
 
