@@ -179,11 +179,14 @@ def _runs_fewer(cell: Measured, page: Page, engine: str, said: float) -> int | N
 
 
 def _for_long(page: Page, t: Floats, start: Floats) -> bool:
-    """Whether requests wait to start for `LOOKS` times as long as the loop is busy with another's post and a turn."""
+    """Whether requests wait to start for `LOOKS` times as long as the loop is busy with another's post and a turn: one
+    between tokens or, where that is longer or answers are of one token, the first step."""
     begun = _sum_of(page, "queue_s", "count")
-    looks_s = sum(
-        _sum_of(page, name, "sum") / (_sum_of(page, name, "count") or 1.0) for name in ("nixl_post_s", "itl_s")
+    post_s, *turns_s = (
+        _sum_of(page, name, "sum") / (_sum_of(page, name, "count") or 1.0)
+        for name in ("nixl_post_s", "itl_s", "prefill_s")
     )
+    looks_s = post_s + max(turns_s)
     waited_s = Gauge(t, start).integral(float(t[0]), float(t[-1]))
     return begun > 0 and waited_s / begun >= LOOKS * looks_s
 
