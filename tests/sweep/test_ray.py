@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import json
 import subprocess
 import sys
@@ -24,6 +23,9 @@ from tests.cli.test_workers import wait_for_lines
 _absent = pytest.mark.skipif(find_spec("ray") is None, reason="Ray is not installed: pip install 'pdbench[ray]'")
 
 
+pytestmark = pytest.mark.alone  # two clusters on one host take each other's nodes for theirs
+
+
 def needs_ray(test: Any) -> Any:
     return pytest.mark.ray(_absent(test))
 
@@ -42,11 +44,10 @@ class Cluster:
 
 
 @pytest.fixture(scope="module")
-def cluster(locks: tuple[Path, Path]) -> Iterator[Cluster]:
+def cluster() -> Iterator[Cluster]:
     script = Path(__file__).with_name("ray_cluster.py")
     # A short path: Ray puts Unix sockets there, whose names may have 107 characters.
-    with locks[0].with_name("ray").open("w") as only, tempfile.TemporaryDirectory(prefix="pdb-") as folder:
-        fcntl.flock(only, fcntl.LOCK_EX)  # two clusters on one host take each other's nodes for theirs
+    with tempfile.TemporaryDirectory(prefix="pdb-") as folder:
         with subprocess.Popen(
             [sys.executable, script],
             stdin=subprocess.PIPE,
@@ -83,7 +84,6 @@ def test_two_nodes_send_what_one_process_sends(pdbench, testbed, cluster, tmp_pa
 
 
 @needs_ray
-@pytest.mark.alone
 def test_a_lost_node_is_told_and_the_sweep_goes_on_with_those_left(testbed, cluster, tmp_path):  # noqa: F811
     words = [*roles(testbed(mode="colocated")), "--rates", "25,30", "--prompt-lens", "64", "--output-len", "8"]
     line = command("sweep", *words, "--num-prompts", "100", "--ray", cluster.address, "--out", "run")
