@@ -47,18 +47,20 @@ class Cluster:
 def cluster() -> Iterator[Cluster]:
     script = Path(__file__).with_name("ray_cluster.py")
     # A short path: Ray puts Unix sockets there, whose names may have 107 characters.
-    with tempfile.TemporaryDirectory(prefix="pdb-") as folder:
-        with subprocess.Popen(
+    with (
+        tempfile.TemporaryDirectory(prefix="pdb-") as folder,
+        subprocess.Popen(
             [sys.executable, script],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
             text=True,
             env=environment(TMPDIR=folder),
-        ) as process:
-            yield Cluster(process, Path(folder))
-            assert process.stdin is not None
-            process.stdin.close()
+        ) as process,
+    ):
+        yield Cluster(process, Path(folder))
+        assert process.stdin is not None
+        process.stdin.close()
 
 
 @needs_ray
