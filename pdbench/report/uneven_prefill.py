@@ -20,26 +20,30 @@ from pdbench.report.window import Page, Segment
 from pdbench.report.wording import number
 
 OVER = 1.05  # of a server's time that its prompts take: no steady state exists, as with slots
+SURE_OVER = 1.0  # the lower end of that, since a server is sent more than its share by chance
+ONE_SIDED = 1.645  # standard errors of 95 %
 FEW_PROMPTS = 5  # in half of the sending: below, a mean says nothing of a server
 WAITED = 1.0  # requests that waited there on average over the second half of sending, at least
 
 
 @dataclass(frozen=True, slots=True)
 class Worked:
-    """One prefill server in one repeat. `load`: of its time, what all prompts that it was sent take to compute; in each
-    half of sending the time a prompt (`None` with too few of them) and how many requests waited."""
+    """One prefill server in one repeat. `load`: of its time, what all prompts that it was sent take to compute, and
+    `load_low` the lower end of that in the long run (prompts of varied length that come as they like); in each half of
+    sending the time a prompt (`None` with too few of them) and how many requests waited."""
 
     server: str
     prompts: float
     spent_s: float
     load: float
+    load_low: float
     halves_ms: tuple[float | None, float | None]
     waited: tuple[float, float]
 
     @property
     def overloaded(self) -> bool:
         first, second = self.waited
-        return self.load >= OVER and second >= max(WAITED, RISE * first)
+        return self.load >= OVER and self.load_low >= SURE_OVER and second >= max(WAITED, RISE * first)
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +77,7 @@ class SlowPrefill:
 def one_prefill_overloaded(cell: Measured) -> str | None:
     """The server whose queue grows beside one with time to spare, in words."""
     for segment in cell.window.segments:
-        servers = list(_servers(segment))
+        servers = list(_servers(segment, _varied(cell)))
         room = min((each for each in servers if each.load <= ROOM), key=lambda each: each.load, default=None)
         full = max((each for each in servers if each.overloaded), key=lambda each: each.waited[1], default=None)
         if room is not None and full is not None:
@@ -89,7 +93,7 @@ def one_prefill_overloaded(cell: Measured) -> str | None:
 
 def slow_prefill(cell: Measured) -> SlowPrefill | None:
     """The one prefill server that is slow; `None` where that is not sure."""
-    seen = [{each.server: each for each in _servers(segment)} for segment in cell.window.segments]
+    seen = [{each.server: each for each in _servers(segment, _varied(cell))} for segment in cell.window.segments]
     names = set(seen[0]) if seen else set()
     halves = [{name: of[name].halves_ms[k] for name in of} for of in seen for k in (0, 1)]
     if len(names) < max(2, cell.servers("prefill")) or any(set(of) != names for of in seen):
@@ -112,7 +116,14 @@ def slow_prefill(cell: Measured) -> SlowPrefill | None:
     return SlowPrefill(slowest, mean[slowest], (min(paces), max(paces)), excess)
 
 
-def _servers(segment: Segment) -> Iterator[Worked]:
+def _varied(cell: Measured) -> float:
+    """E[tokens^2] / E[tokens]^2 of the prompts: 1 where all have one length."""
+    tokens = cell.answers.prompt_tokens[np.isfinite(cell.answers.prompt_tokens)]
+    mean = float(tokens.mean()) if len(tokens) else 0.0
+    return float((tokens**2).mean()) / mean**2 if mean > 0 else 1.0
+
+
+def _servers(segment: Segment, varied: float) -> Iterator[Worked]:
     """Those whose pages tell how long they computed. Prompts that are computed together share the server's time."""
     start, end = segment.start, segment.send_end
     for page in segment.pages:
@@ -126,7 +137,8 @@ def _servers(segment: Segment) -> Iterator[Worked]:
         waited = [_mean(page, "waiting", *half) or 0.0 for half in pairwise((start, middle, end))]
         halves = [_pace_ms(page, *half) for half in pairwise((start, middle, end))]
         load = spent_s / together / (end - start)
-        yield Worked(page.server, prompts, spent_s, load, (halves[0], halves[1]), (waited[0], waited[1]))
+        low = load * (1 - ONE_SIDED * (varied / prompts) ** 0.5)  # work that comes as a compound Poisson process
+        yield Worked(page.server, prompts, spent_s, load, low, (halves[0], halves[1]), (waited[0], waited[1]))
 
 
 def _delta(page: Page, kind: str) -> float:

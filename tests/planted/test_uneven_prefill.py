@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import random
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -12,6 +13,7 @@ import numpy as np
 import pytest
 
 from pdbench.report.summary import summarise
+from pdbench.sweep.classes import TrafficClass
 from pdbench.testbed.settings import Settings
 from tests.planted.virtual import sweep
 
@@ -84,3 +86,25 @@ def test_three_that_are_equal_are_overloaded_together_or_not_at_all(
     words = str(cell["diagnosis"]) + str(cell["validity"])
     assert "alone is overloaded" not in words and "slow" not in words
     assert ("prefill instances instead of 3" in words) == named
+
+
+@pytest.mark.parametrize("seed", [5, 17])
+def test_chance_that_sends_one_more_is_no_overload(tmp_path: Path, seed: int) -> None:
+    """Three at 45 % of their time, one prompt of seven is 16 times as long, and a router draws lots: in some 15
+    requests one of the three is sent more than it computes meanwhile, and in 400 none."""
+    draw = random.Random(seed)
+
+    def lots(net: Any) -> None:
+        prefills = [server.place for server in net.servers.values() if server.place.role == "prefill"]
+        net._proxy._prefills = iter(lambda: draw.choice(prefills), None)
+
+    load: dict[str, Any] = {"prompt_lens": [512], "output_len": 16, "duration_s": 8.0, "rates": [1.662]}
+    classes = (TrafficClass("short", 0.85, "16", 128), TrafficClass("long", 0.15, "16", 2048))
+    bed = replace(
+        BED, decodes=1, prefill_ms_per_token=1000 / 512, max_num_seqs=64, post_fixed_ms=0.3, post_ms_per_token=0.0
+    )
+    seeds = {"seed": seed, "prompt_seed": seed}
+    done = sweep(
+        tmp_path / "run", {"bed": bed}, before_cell=lambda net, cell: lots(net), classes=classes, **seeds, **load
+    )
+    assert "alone is overloaded" not in void(summarise(done.run)["cells"][0]).get("not-steady-state", "")

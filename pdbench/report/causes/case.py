@@ -35,6 +35,7 @@ SECOND_MS = 1000.0  # after which everybody's thought breaks off, however slow t
 SLOWED = 0.5  # of what streams lose: then it is handoffs that slow them down
 PREEMPTED_SHARE = 0.05  # of the requests: from here on stalls may be those of requests that are computed again
 FEW_TOKENS = 6.0
+POST_SHARE = 0.25  # of the first step: a shorter post is not what makes the few turns long
 UNPACED_MS = 300.0  # a sentence where there is no stream to take its pace from
 
 Part = Callable[[Split], float | None]
@@ -247,7 +248,8 @@ def case_of(cell: Measured, split: Split | None, findings: Sequence[Finding], pe
 def _turns(cell: Measured, split: Split) -> Turns | None:
     """`None` also where answers in pull are so short that most of their few gaps hold a post: no turn is quiet then."""
     tokens = cell.answers.mean(cell.answers.output_tokens)
-    if cell.mode == PULL and split.parts.get("post") and (tokens or 0.0) < FEW_TOKENS:
+    posted = split.get("post") >= POST_SHARE * split.get("first_step") and split.get("post") > 0
+    if cell.mode == PULL and posted and (tokens or 0.0) < FEW_TOKENS:
         return None
     lag_s = _lag_s(cell)
     return turns_of(cell.answers, lag_s) if lag_s else cell.turns

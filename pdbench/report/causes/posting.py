@@ -36,7 +36,10 @@ def posts_on_loop(case: Case) -> bool:
     posts."""
     if case.turns is None:  # no gaps between tokens: then the wait to be noticed has to show the posts of others
         met = case.posts
-        return met is not None and met.others_ms > 0 and case.split.get("poll") >= EXPLAINS * met.late_ms
+        if met is None or met.others_ms <= 0:
+            return False
+        most_ms = (met.late_ms + (case.turn_ms or 0.0)) / EXPLAINS
+        return EXPLAINS * met.late_ms <= case.split.get("poll") <= most_ms
     if not posted_share(case):
         return False
     lost, beside = case.turns.lost.value, case.posts.lost if case.posts is not None else 0.0
