@@ -34,7 +34,7 @@ SENTENCE_TURNS = 25.0  # tokens of a sentence
 SECOND_MS = 1000.0  # after which everybody's thought breaks off, however slow the stream
 SLOWED = 0.5  # of what streams lose: then it is handoffs that slow them down
 PREEMPTED_SHARE = 0.05  # of the requests: from here on stalls may be those of requests that are computed again
-FEW_TOKENS = 6.0
+FEW_TOKENS = 6.0  # of an answer in pull: in fewer most gaps hold a post, and no turn is known to be quiet
 POST_SHARE = 0.25  # of the first step: a shorter post is not what makes the few turns long
 UNPACED_MS = 300.0  # a sentence where there is no stream to take its pace from
 
