@@ -58,13 +58,31 @@ def _doubts(role: str, pages: Sequence[Page], named: set[str], answers: Answers,
             yield Doubt(role, RESTART, f"{page.server} restarted during the cell", "find out why it ended")
     if not named <= {page.server for page in pages} or named & set(segment.silent):
         return  # a server whose page failed is named for it
-    yield from _still(role, pages, answers, segment)
+    if role != "prefill" or not _decode_computes(segment):
+        yield from _still(role, pages, answers, segment)
     if role != "prefill":  # not every request needs a prefill server: some deployments compute short prompts on decode
         yield from _fewer(role, pages, answers)
 
 
+def _decode_computes(segment: Segment) -> bool:
+    """Whether decode computed prompts itself: prefill may then have had nothing to do."""
+    local, moved = (
+        sum(
+            value
+            for page in segment.pages
+            if page.role == "decode"
+            for key, value in page.deltas.items()
+            if key.matches("prompt_tokens_by_source", {"source": source})
+        )
+        for source in ("local_compute", "external_kv_transfer")
+    )
+    return local > STILL_SHARE * (local + moved)
+
+
 def _still(role: str, pages: Sequence[Page], answers: Answers, segment: Segment) -> Iterator[Doubt]:
     """The longest time in which nothing moved on any page of the role, while our answers began."""
+    if all(key.kind == "gauge" for page in pages for key in page.series):
+        return  # a queue that is empty whenever it is looked at stands still too
     moved, read = [], []
     for page in pages:
         begun = min(gauge.t[0] for gauge in page.series.values())

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from copy import copy, deepcopy
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,7 @@ from pdbench.report.summary import exit_code_of, summarise
 from pdbench.report.window import Sampled, Source
 from pdbench.run import Run
 from pdbench.testbed.settings import Settings
+from tests.planted import in_memory
 from tests.planted.virtual import sweep
 
 FULL: dict[str, Any] = {"rates": [8], "prompt_lens": [16384], "output_len": 128, "duration_s": 10.0}
@@ -132,3 +134,17 @@ def test_a_restart_leaves_no_figure_that_rests_on_its_counters(one: Run) -> None
     assert "counters went back" in flags(cell)["server-restarted"]
     assert {"proxy", "slot_wait"}.isdisjoint(cell["ttft_split_ms"])
     assert {cause["cause"] for cause in cell["diagnosis"]} <= {"not-distinguishable"}
+
+
+def test_prefill_that_has_nothing_to_do_is_no_old_copy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A proxy may have decode compute short prompts itself: prefill's page then stands still, and rightly."""
+
+    async def decode_alone(self: Any, request: Any, headers: Any, raw: Any, row: dict[str, Any]) -> Any:
+        decode = next(self._decodes)
+        row |= {"prefill": "", "decode": decode.name}
+        return await self._decode(decode, request, headers, raw, {}, row, None)
+
+    monkeypatch.setattr(in_memory._MemoryProxy, "_both_legs", decode_alone)
+    load: dict[str, Any] = {"rates": [4], "prompt_lens": [256], "output_len": 32, "duration_s": 15.0}
+    (cell,) = summarise(sweep(tmp_path / "run", {"bed": Settings()}, **load).run)["cells"]
+    assert cell["completed"] > 40 and not [f for f in cell["validity"] if "stood still" in f["evidence"]]
