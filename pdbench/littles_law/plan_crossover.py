@@ -220,7 +220,7 @@ def _speed(gb_s: float | None) -> str:
 
 
 def _load_table(handoff: Handoff, load: Asked, found: dict[int, BreakEven | None]) -> Table:
-    heads = ("prompt", "stalled", "TPOT co-loc", "TPOT P/D", "may take", "GB/s, by", "TTFT alone")
+    heads = ("prompt", "stalled", "TPOT co-loc", "TPOT P/D", "may take", "GB/s, by", "TTFT w/o transfer")
     rows = []
     for tokens, even in found.items():
         if even is None:
@@ -229,8 +229,9 @@ def _load_table(handoff: Handoff, load: Asked, found: dict[int, BreakEven | None
         need = _need(handoff, load, tokens, even)
         rows.append(
             (f"{tokens:,}", number(even.stalled_decodes), ms(even.colocated_tpot_ms), ms(even.disaggregated_tpot_ms),
-             ms(even.total_latency_ms), "never" if need.gb_s is None else f"{number(need.gb_s)} {need.binds}",
-             ms(even.ttft_ms))
+             ms(even.total_latency_ms) if even.total_latency_ms > 0 else "nothing",
+             "never" if need.gb_s is None else f"{number(need.gb_s)} {need.binds}",
+             f"{ms(abs(even.ttft_ms))} {'better' if even.ttft_ms > 0 else 'worse'}")
         )  # fmt: skip
     step = f"{load.tpot.alone_ms:g} ms a step" + (f" + {load.tpot.slope_ms:g}" if load.tpot.slope_ms else "")
     title = f"{load.qps:g} req/s on two GPUs, {load.out_tokens:g} tokens out, {step}: how long a transfer may take"

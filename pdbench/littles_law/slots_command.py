@@ -119,7 +119,22 @@ def slots(
     if from_run is not None:
         if (qps, out_tokens, tpot, classes, trace) != (None, None, None, None, None):
             raise UsageError("--from-run takes the load from the run.", "Leave the rate, length and TPOT out.")
-        return show(_of_run(from_run, slo_s, max_num_seqs, decoders, html), as_json=json, html=html)
+        unused = {
+            "--burstiness": burstiness is not None,
+            "--out-cv": out_cv is not None,
+            "--out-law": out_law != "gamma",
+            "--num-prompts": num_prompts is not None,
+            "--vllm-arrivals": normalised,
+            "--model": model is not None,
+            "--model-config": model_config is not None,
+            "--hbm": hbm is not None,
+            "--kv-tokens": kv_tokens is not None,
+            "--prompt-len": prompt_len is not None,
+        }
+        if given_too := [name for name, is_given in unused.items() if is_given]:
+            raise UsageError(f"--from-run does not use {', '.join(given_too)}.", "Leave it out, or give --qps instead.")
+        slope = None if tpot_slope is None else (tpot_slope, tpot_at_batch)
+        return show(_of_run(from_run, slo_s, max_num_seqs, decoders, slope, html), as_json=json, html=html)
     given, requests = classed(classes), traced(trace)
     rate, mean_tokens, values, weights = mean_load(qps, out_tokens, given, requests)
     lengths = lengths_of(out_cv, out_law, values, weights)
@@ -141,11 +156,16 @@ def slots(
 
 
 def _of_run(
-    path: Path, slo_s: float, max_num_seqs: int | None, decoders: int, html: Path | None
+    path: Path,
+    slo_s: float,
+    max_num_seqs: int | None,
+    decoders: int,
+    slope: tuple[float, float | None] | None,
+    html: Path | None,
 ) -> list[dict[str, Any]]:
     from pdbench.littles_law.slots_from_run import as_reported, questions_of_run
 
-    asked = questions_of_run(path, slo_s, max_num_seqs, decoders)
+    asked = questions_of_run(path, slo_s, max_num_seqs, decoders, slope)
     return [as_reported({**cell, **_answered(question, html)}) for cell, question in asked]
 
 

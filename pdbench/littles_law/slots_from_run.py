@@ -10,17 +10,23 @@ from typing import Any
 from pdbench.errors import UsageError
 from pdbench.littles_law.batch import Tpot
 from pdbench.littles_law.demand import Demand
-from pdbench.littles_law.slots_question import Question
+from pdbench.littles_law.slots_question import Question, tpot_of
 
 SCHEMA = 1
 
 
+Slope = tuple[float, float | None]  # ms that each further running request adds; how many ran, None: as the run tells
+
+
 def questions_of_run(
-    path: Path, slo_s: float, max_num_seqs: int | None, decoders: int
+    path: Path, slo_s: float, max_num_seqs: int | None, decoders: int, slope: Slope | None = None
 ) -> list[tuple[dict[str, Any], Question]]:
-    """Each open-loop cell that has a rate, an output length and a TPOT: what was measured of it, and its question."""
+    """Each open-loop cell that has a rate, an output length and a TPOT: what was measured of it, and its question.
+
+    A `slope` that is given goes before the run's own.
+    """
     cells = _summary(path)["cells"]
-    found = [_question(cell, slo_s, max_num_seqs, decoders) for cell in cells if isinstance(cell, Mapping)]
+    found = [_question(cell, slo_s, max_num_seqs, decoders, slope) for cell in cells if isinstance(cell, Mapping)]
     asked = [one for one in found if one is not None]
     if not asked:
         raise UsageError(
@@ -47,7 +53,7 @@ def _summary(path: Path) -> dict[str, Any]:
 
 
 def _question(
-    cell: Mapping[str, Any], slo_s: float, max_num_seqs: int | None, decoders: int
+    cell: Mapping[str, Any], slo_s: float, max_num_seqs: int | None, decoders: int, slope: Slope | None
 ) -> tuple[dict[str, Any], Question] | None:
     rate, tokens, tpot = _positive(cell, "request_rate"), _out_tokens(cell), _positive(cell, "mean_tpot_ms")
     if rate is None or tokens is None or tpot is None:
@@ -72,11 +78,15 @@ def _question(
     }
     repeats = max(1, len(cell.get("repeats") or ()))
     prompts = None if completed is None else max(1, round(completed / repeats))
-    line, held = _held_loop(cell, decoders)
+    line, held = _held_loop(cell, decoders) if slope is None else (None, "")
     # As the report has it: class by class, and with the slots that requests hold during their own prefill.
     held_ms = tokens * tpot if needed is None else 1000 * needed / rate
     prefill_ms = 0.0 if line else 1000 * beside / rate
-    demand = Demand(rate, tokens, line or Tpot((held_ms + prefill_ms) / tokens))
+    tpot_ms = (held_ms + prefill_ms) / tokens
+    if slope is not None:
+        running = slope[1] or max(1.0, (_positive(slots, "held") or rate * tokens * tpot / 1000) / decoders)
+        line = tpot_of(tpot_ms, slope[0], running)
+    demand = Demand(rate, tokens, line or Tpot(tpot_ms))
     return measured, Question(demand, each, slo_s, decoders, num_prompts=prompts, loop_held=held, prefill_ms=prefill_ms)
 
 

@@ -25,6 +25,7 @@ from pdbench.report.demand import Slots, slots_by_server
 WAIT_SHARE = 0.10  # of the mean E2EL without the wait for a slot
 HEADROOM = 0.75  # slot use to plan for; no universal threshold exists
 RATE_STEPS = 200
+SLOTS_LIMIT = "limit: slots"  # each rate that is advised says what limits it
 LARGER = 8  # times as many slots: more would be another deployment
 
 Pools = list[tuple[float, int]]  # of each server its share of the requests and its slots
@@ -69,9 +70,9 @@ def slot_advice(
 
 
 def _keeps(limit_s: float) -> str:
-    """The criterion by which slots and rates are advised here, as it stands beside them. `pdbench slots` has another:
-    the p99 of the wait."""
-    return f"mean wait for a slot at most {1000 * limit_s:,.0f} ms"
+    """The criterion by which slots and rates are advised here, as it stands beside them: a figure of the queueing
+    model, not one that was measured. `pdbench slots` has another: the p99 of the wait."""
+    return f"mean wait for a slot about {1000 * limit_s:,.0f} ms or less by the model"
 
 
 def acceptable_s(cell: Measured, wait_ms: float | None) -> float:
@@ -175,17 +176,17 @@ def _beside_held_loop(cell: Measured, slots: Slots, loop: HeldLoop, limit_s: flo
     what = "posting transfers" if loop.posting else "what each handoff does there"
     move = "push, or a connector that posts on a thread of its own" if loop.posting else "profile a step that admits"
     text = (
-        f"Free decode's loop of {what} ({move}): {loop.stall_ms:,.0f} ms a handoff would hold it for"
-        f" {loop.share:.0%} of its time at this rate"
+        f"Free decode's loop of {what} ({move}): each handoff holds it for {loop.stall_ms:,.0f} ms, which at the asked"
+        f" rate is {loop.share:.0%} of its time"
     )
     if loop.share >= 1:
         text += ", and no number of slots carries it"
     elif (more := slots_beside(cell, slots, loop, limit_s)) is not None:
-        text += f"; {more}"
+        text += f"; or leave it as it is and {more}"
     else:
         text += "; whether more slots would do cannot be said from the batch sizes that were seen"
     highest = _highest(cell, _pools(cell), loop.tpot, limit_s)
-    return f"{text}." + (f" As it is, {highest:g} req/s fit ({_keeps(limit_s)})." if highest else "")
+    return f"{text}." + (f" As it is, {highest:g} req/s fit ({SLOTS_LIMIT}; {_keeps(limit_s)})." if highest else "")
 
 
 def _slots_or_rate(cell: Measured, slots: Slots, tpot: Tpot, limit_s: float, memory: str, enough: bool) -> str:
@@ -202,7 +203,7 @@ def _slots_or_rate(cell: Measured, slots: Slots, tpot: Tpot, limit_s: float, mem
     larger = range(least, LARGER * least + 1) if growth <= HEADROOM else range(0)
     fits = next((c for c in larger if _acceptable(cell, pools, tpot, rate, c, limit_s)), None)
     highest = 0.0 if enough or cell.rate is None else _highest(cell, pools, tpot, limit_s)
-    lower = f"ower the rate to {highest:g} req/s"
+    lower = f"ower the rate to {highest:g} req/s ({SLOTS_LIMIT})"
     if fits is not None:
         text = f"Raise {raised(cell, slots, fits)}" + (f" or l{lower}" if highest else "")
         return f"{text}: {_keeps(limit_s)} ({memory})."

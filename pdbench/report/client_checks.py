@@ -16,11 +16,13 @@ from pdbench.report.demand import slots_of
 from pdbench.report.finding import VOID, WARN, Finding
 from pdbench.report.link_load import link_load
 from pdbench.report.one_full import one_full
-from pdbench.report.short_run import finding_of, short_run
+from pdbench.report.short_cell import too_short
+from pdbench.report.short_run import short_run
 from pdbench.report.slow_server import slow_server
 from pdbench.report.statistics import needed_for
 from pdbench.report.thinking import thinking_dropped, thought_before
 from pdbench.report.uneven_prefill import one_prefill_overloaded, slow_prefill
+from pdbench.report.wording import TELLING_SHARE
 
 FAILED_VOID_SHARE = 0.05
 MISMATCH_VOID_SHARE = 0.01
@@ -73,18 +75,16 @@ def _not_steady(cell: Measured) -> Iterator[Finding]:
     if link is not None and link.overload:
         reasons.append(link.text())
     if not reasons:
-        if (brief := short_run(cell)) is not None:
-            yield finding_of(brief)
-        elif link is not None:
-            advice = "Run longer, or lower the rate" if link.document() else "Lower the rate, or see what the link is"
-            yield Finding("not-steady-state", WARN, f"{link.text()}. {advice}.")
+        yield from too_short(short_run(cell), link)
         return
     if short and len(reasons) == 1:
         longer = f"Run longer: --num-prompts {LONGER * seen.peak_in_flight} or more, or a longer --duration"
         yield Finding("not-steady-state", VOID, f"{reasons[0]}. {longer}; slots and prefill have room for this load.")
         return
     if cell.rate is not None and cell.achieved is not None:
-        reasons.append(f"{cell.achieved:.2f} of {cell.rate:g} req/s came out")
+        sent = len(cell.answers) / cell.send_s
+        by_chance = f" ({sent:.2f} were sent)" if abs(sent / cell.rate - 1) > TELLING_SHARE else ""
+        reasons.append(f"{cell.achieved:.2f} of {cell.rate:g} req/s came out{by_chance}")
     lower = "Lower --speed" if cell.plan.get("trace") else "Lower the rate"
     if (slow := slow_server(cell) or slow_prefill(cell)) is not None:
         reasons.append(slow.text())

@@ -16,7 +16,10 @@ NOTE = (
     "the TTFT split. Found: what the connector had of the tokens, chunks or rows it was asked for."
 )
 TOGETHER = "GB/s together"
-HANDED = " GB/s together: bytes over the time in which any handoff was under way, which is what the link carried."
+HANDED = (
+    " GB/s together: bytes over the time in which any handoff was under way, which is what the link carried; >: at"
+    " least, since handoffs shorter than the time between two scrapes do not show when they met."
+)
 POSTED = (
     " Of NIXL's handoffs, ms each and GB/s each are those of the transfer once it is posted, as in the TTFT split; "
     "seconds and \u201cGB/s, post too\u201d hold its posting as well, in which shared memory moves the bytes."
@@ -77,7 +80,7 @@ COLUMNS: dict[str, Callable[[Entry], str]] = {
     "ms each": _after_post("transfer_ms", "mean_ms"),
     "GB/s each": _after_post("transfer_gb_s", "gb_s"),
     "GB/s, post too": lambda entry: number(entry.get("gb_s") if entry.get("post_ms") is not None else None),
-    TOGETHER: lambda entry: number(entry.get("together_gb_s")),
+    TOGETHER: lambda entry: (">" if entry.get("together_is_least") else "") + number(entry.get("together_gb_s")),
     "found": _found,
     "failed": _failed,
 }

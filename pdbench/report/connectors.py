@@ -89,7 +89,7 @@ def _of_server(cell: Measured, server: str, role: str) -> Iterator[dict[str, Any
     moved = [entry for way in HANDOFFS if (entry := _entry(cell, server, role, way)) is not None]
     handoff = next((entry for entry in moved if entry["operations"] or entry["failed"]), None)
     if handoff is not None:
-        handoff["together_gb_s"] = together_gb_s(cell, server)
+        handoff["together_gb_s"], handoff["together_is_least"] = together_gb_s(cell, server) or (None, None)
         yield _certain(cell, handoff) if handoff["connector"] == SGLANG else handoff
     alone = len({entry["connector"].partition(" tier")[0] for entry in stores}) == 1
     if alone and not moved and role != "decode":  # whose prompts come by connectors without series too

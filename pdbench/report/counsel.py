@@ -28,6 +28,7 @@ REPAIRED_FIRST = (
     "decode-slots",
     "decode-kv-pool",
 )
+SHORTENS_POST = {"transfer-bandwidth", "transfer-fragmentation"}  # what mends these may; off the loop a post is as long
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +61,13 @@ def _handoff_costs_more(cell: Measured, split: Split, first: Sequence[str]) -> I
         return
     if first:
         after = f"Once {' and '.join(first)} {'is' if len(first) == 1 else 'are'} mended, "
-        if saves > 0:
+        if 0 < saves <= split.get("post") and not SHORTENS_POST & set(first):
+            text = (
+                f"a handoff still has its post in TTFT, {split.get('post'):,.0f} ms, and P/D wins in latency here only"
+                f" where a whole one costs less than {saves:,.0f} ms: shorten the post, too, or measure the same GPUs"
+                " co-located (--server)."
+            )
+        elif saves > 0:
             text = f"P/D wins in latency here if a handoff then costs less than {saves:,.0f} ms ({handoff:,.0f} now)."
         else:
             text = "measure the same GPUs co-located too (--server): at this rate P/D cannot win in latency."

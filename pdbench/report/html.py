@@ -157,7 +157,7 @@ def _legend(summary: Summary, cells: Sequence[CellSummary], shown: str) -> Marku
     if any((cell.get("slots") or {}).get("needed") and not cell["slots"].get("available") for cell in cells):
         words += "?: slots not known: pdbench slots --from-run RUN --max-num-seqs N (or sweep with --max-num-seqs). "
     words += f"good: {slos}. " if (slos := wording.slos(summary)) else ""
-    words += f"{chance}. " if (chance := wording.sent_by_chance(summary)) else ""
+    words += f"{chance[:1].upper()}{chance[1:]}. " if (chance := wording.sent_by_chance(summary)) else ""
     signs = {
         "\u00b1": "\u00b1 is the reach of a 95% interval",
         "+?": "+? means that the sample does not bound it from above",

@@ -41,6 +41,7 @@ class LinkUse:
     servers: int
     shared: bool  # each takes the longer, the more others it meets; else not known to
     asked: float | None  # req/s
+    least: bool  # `gb_s` is a lower bound: nobody saw which of them were under way at the same time
 
     @property
     def alone_ms(self) -> float:
@@ -69,6 +70,7 @@ class LinkUse:
     def document(self) -> dict[str, float | bool | None]:
         return {
             "gb_s": self.gb_s,
+            "gb_s_is_least": self.least,
             "busy": self.busy,
             "under_way": self.under_way,
             "shared": self.shared,
@@ -87,6 +89,7 @@ class Moves:
     end: Floats
     nbytes: Floats
     every_s: float  # between two scrapes
+    apart: bool = False  # each ended with no other since the last scrape but one: short ones then never met
 
     @property
     def seconds(self) -> Floats:
@@ -124,14 +127,22 @@ def link_use(cell: Measured) -> LinkUse | None:
         servers=max(1, len({server for _, server, _ in found})),
         shared=is_shared(moves),
         asked=cell.offered,
+        least=_is_least(moves),
     )
 
 
-def together_gb_s(cell: Measured, server: str) -> float | None:
-    """What the handoffs of one server's page moved, over the time in which any was under way."""
+def together_gb_s(cell: Measured, server: str) -> tuple[float, bool] | None:
+    """What the handoffs of one server's page moved, over the time in which any was under way; and whether it may be
+    more."""
     moves = [moved for _, name, moved in _moves(cell) if name == server]
     union = sum(m.union_s() for m in moves)
-    return sum(float(m.nbytes.sum()) for m in moves) / union / 1e9 if union > 0 else None
+    return (sum(float(m.nbytes.sum()) for m in moves) / union / 1e9, _is_least(moves)) if union > 0 else None
+
+
+def _is_least(moves: list[Moves]) -> bool:
+    """Whether transfers shorter than the time between two scrapes may have met more often than their even distances
+    show: the time in which any was under way is then shorter than it seems."""
+    return any(not m.apart and float(np.mean(m.seconds)) < m.every_s for m in moves if len(m.start))
 
 
 def is_shared(moves: list[Moves]) -> bool:
@@ -183,7 +194,8 @@ def _ended(count: Gauge, spent: Gauge, moved: Gauge, ranks: int) -> Moves:
     start = end - seconds[of] / handles[of]
     order = np.argsort(start)
     every_s = float(np.median(np.diff(t))) if len(t) > 1 else 0.0
-    return Moves(start[order], end[order], (nbytes[of] / many[of])[order], every_s)
+    apart = bool(np.all(many[1:] + many[:-1] <= 1) and np.all(many <= 1))
+    return Moves(start[order], end[order], (nbytes[of] / many[of])[order], every_s, apart)
 
 
 def _total(page: Page, canonical: str, kind: str) -> Gauge | None:

@@ -12,7 +12,6 @@ the limit a cell still has slots free on average, at a TPOT that it does not kee
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 
 from pdbench.littles_law.batch import Tpot
@@ -21,10 +20,8 @@ from pdbench.littles_law.lengths import Lengths
 from pdbench.littles_law.steady import steady
 from pdbench.report.cell import Measured
 from pdbench.report.demand import Slots, slots_of
-from pdbench.report.finding import VOID, WARN, Finding
 from pdbench.report.split import split_of
 
-CODE = "not-steady-state"
 RELAXATIONS = 10.0
 TELLING = 0.25  # of the measured mean TTFT that a steady state would add: what makes a wait a cause, too
 AT_LIMIT = 0.95  # of the rate that full slots complete: from here on one run's waits say little of the next one's
@@ -90,20 +87,6 @@ def short_run(cell: Measured, line: Tpot | None = None) -> ShortRun | None:
     if wait_ms - measured_ms < TELLING * ttft and not at_limit:
         return None
     return ShortRun(requests, used, settles, measured_ms, wait_ms, ttft + wait_ms - measured_ms, full_ms)
-
-
-def whole_cell(cell: Measured, line: Tpot | None, found: Sequence[Finding]) -> tuple[ShortRun | None, list[Finding]]:
-    """Whether the cell is a short run, and its findings with that: those of its repeats know no `line`."""
-    short, kept = short_run(cell, line), list(found)
-    if line is None or short is None or any(one.code == CODE and one.severity == VOID for one in kept):
-        return short, kept
-    kept = [finding_of(short), *(one for one in kept if one.code != CODE)]
-    return short, sorted(kept, key=lambda one: one.severity != VOID)
-
-
-def finding_of(short: ShortRun) -> Finding:
-    advice = "Run longer, or take its figures for those of a short run (pdbench slots --from-run)"
-    return Finding(CODE, WARN, f"{short.text()}. {advice}.")
 
 
 def _used(cell: Measured, slots: Slots, full_ms: float | None) -> float:

@@ -46,7 +46,7 @@ from pdbench.report.link_load import link_load
 from pdbench.report.link_use import link_use
 from pdbench.report.material import Material, material
 from pdbench.report.prefix import fewer_hits, prefix_cache
-from pdbench.report.short_run import whole_cell
+from pdbench.report.short_cell import whole_cell
 from pdbench.report.split import Split, split_of
 from pdbench.report.tiers import tiers
 from pdbench.report.validity import Finding, findings, is_void, merged

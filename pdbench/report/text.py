@@ -61,7 +61,7 @@ MARK_STYLE = {
 MARK_TEXT = {"void": "VOID", "warn": "warn", "few": "few", "ok": "valid", "none": "none", "cut": "cut"}
 MARK_WIDTH = 6
 SPOKEN_CELLS = 12
-GOT = "got: answers a second, over the time of sending moved on by one answer"
+GOT = "got: answers a second, counted over the time of sending, shifted later by the mean E2EL"
 _DOUBTED = (("TTFT p50", "p50", "ttft"), ("TTFT p99", "p99", "ttft"))
 
 
@@ -247,7 +247,7 @@ def _legend(layout: Layout, cells: Sequence[CellSummary], slo: str) -> list[str]
     if slo and "good req/s" in heads:
         said.append(f"good: {slo}")
     said += [
-        f"{name}: {reach_of(quantile, metric, cells)}"
+        f"{name}: reach of its 95% interval: {reach_of(quantile, metric, cells)}"
         for name, quantile, metric in _DOUBTED
         if name in layout.shortened and any(statistic(cell, quantile, metric) is not None for cell in cells)
     ]

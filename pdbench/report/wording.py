@@ -234,7 +234,7 @@ def which(concerned: int, of: int, first: CellSummary, target: bool = False) -> 
 
 
 def sent_by_chance(summary: Summary) -> str:
-    """Why cells got another rate than they asked for although the servers kept up; empty where none did.
+    """Why cells were sent another rate than asked, whatever the servers did with it; empty where none was.
 
     Random arrivals are so many on average only: a short cell may have a third fewer.
     """
@@ -247,8 +247,8 @@ def sent_by_chance(summary: Summary) -> str:
     first = concerned[0]
     where = which(len(concerned), len(cells), first, len(targets(summary)) > 1)
     due = float(first["request_rate"]) * float(first["duration_s"])
-    sent = f"{first['sent']:,} sent where {due:,.0f} are due on average; longer cells come closer"
-    return f"got differs from asked by chance, not by the servers, in {where}: {sent}"
+    sent = f"{first['sent']:,} where {due:,.0f} are due on average; longer cells come closer"
+    return f"by chance another number than asked was sent in {where}: {sent}"
 
 
 def _off_by_chance(cell: CellSummary) -> bool:

@@ -14,7 +14,7 @@ from pdbench.errors import UsageError
 from pdbench.report.compare.between import between_targets, leading
 from pdbench.report.compare.comparison import Comparison, compare
 from pdbench.report.compare.gate import Rules, fisher, gates_named
-from pdbench.report.compare.said import method, verdict
+from pdbench.report.compare.said import method, remarks, verdict
 from pdbench.report.compare.sides import Side
 from pdbench.report.verdict import run_verdict
 from tests.compare.made import cell, exact, noisy, repeat, summary
@@ -45,6 +45,19 @@ def test_sure_changes(change: float, said: tuple[str, str], status: str, repeats
     found = compared(summary([cell(exact(repeats))]), summary([cell(exact(repeats, change))]))
     assert ttft(found) == said
     assert found.status == status
+
+
+def test_a_pair_without_the_figure_is_said() -> None:
+    base, new = exact(6), exact(6)
+    for one in (*base, *new):
+        one["p99_itl_ms"] = 12.0
+    new[2] |= {"needs": {"p99_itl_ms": 310}}
+    del base[4]["p99_itl_ms"]
+    found = compared(summary([cell(base)]), summary([cell(new)]), Rules(gates=("p99_itl_ms", "mean_ttft_ms")))
+    assert [change.pairs for _, change in found.gates] == [4, 6]
+    (told,) = [one for one in remarks(found) if "p99 ITL is of 4 of 6 pairs" in one]
+    assert "repeat 2 has none in NEW (takes 310 requests, 200 answered)" in told
+    assert "repeat 4 has none in BASE (not measured)" in told
 
 
 @pytest.mark.parametrize("change", [0.03, 0.4])

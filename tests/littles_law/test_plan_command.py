@@ -61,7 +61,10 @@ def test_ttft_alone_is_said_plainly(capsys: pytest.CaptureFixture[str]) -> None:
     found = document(capsys, *CROSSOVER, "--qps", "4", "--prompt-lens", "512,100000")
     assert found["ttft_improves"] is False
     assert [row["overload"] for row in found["load"]] == [False, True]
-    assert found["load"][0]["break_even_ttft_ms"] < 0
+    loss = found["load"][0]["break_even_ttft_ms"]
+    assert loss < 0
+    text = plan(capsys, *CROSSOVER, "--qps", "4", "--prompt-lens", "512,100000")
+    assert re.search(r"TTFT\s+w/o\s+transfer", text) and f"{-loss:.1f} ms worse" in text
 
 
 def test_the_crossover_of_a_load_carries_it(capsys: pytest.CaptureFixture[str]) -> None:
@@ -155,7 +158,7 @@ def test_two_overloads_are_not_the_same(capsys: pytest.CaptureFixture[str]) -> N
     words = ["compare", "--prefill", "50", "--qps", "5"]
     rows = [line.split() for line in plan(capsys, *words).splitlines()]
     assert ["TPOT", "-", "-", "-"] in rows
-    assert ["goodput", "0", "req/s", "0", "req/s", "-"] in rows
+    assert ["highest", "rate", "0", "req/s", "0", "req/s", "-"] in rows
     assert document(capsys, *words)["same"] == []
 
 

@@ -173,6 +173,14 @@ def test_from_run(slots: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
     shown = text(capsys, "--from-run", str(tmp_path / "summary.json"))
     assert "no end" in shown and "700 ms" in shown
     assert max(map(len, shown.splitlines())) <= 80 and "ms\n" not in [line.strip() for line in shown.splitlines()]
+    grows = ("--tpot-slope", "0.42", "--tpot-at-batch", "8")
+    sloped = slots("--from-run", str(tmp_path), *grows)
+    assert sloped["recommended_max_num_seqs"] == slots(*PULL, *grows)["recommended_max_num_seqs"] > 19
+    unsaid = slots("--from-run", str(tmp_path), "--tpot-slope", "0.42")["cells"][0]  # 1.33 streams ran at 1 req/s
+    assert unsaid["tpot_slope_ms"] == 0.42 and unsaid["tpot_ms"] == pytest.approx(10.4)
+    capsys.readouterr()
+    assert main(["slots", "--from-run", str(tmp_path), "--out-cv", "1", "--hbm", "80"]) == 2
+    assert "does not use --out-cv, --hbm" in " ".join(capsys.readouterr().err.split())
     (tmp_path / "summary.json").write_text(json.dumps({"schema": 99, "cells": []}))
     assert main(["slots", "--from-run", str(tmp_path)]) == 2
 

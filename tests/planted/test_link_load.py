@@ -4,11 +4,13 @@ takes transfers one after another at a rate that is known."""
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from pdbench.report.connector_tables import COLUMNS, TOGETHER
 from pdbench.report.summary import summarise
 from pdbench.testbed.settings import Settings
 from tests.planted.virtual import sweep
@@ -20,10 +22,18 @@ CARRIES = GB_S * 1e9 / NBYTES  # 1.86 req/s
 MOVE_MS = 1000 / CARRIES
 
 
-def measured(path: Path, rate: float, mode: str = "pull", link: float | None = None, **load: Any) -> dict[str, Any]:
+def measured(
+    path: Path,
+    rate: float,
+    mode: str = "pull",
+    link: float | None = None,
+    bed: dict[str, Any] | None = None,
+    **load: Any,
+) -> dict[str, Any]:
     settings = Settings(
         mode=mode, max_num_seqs=32, link_gb_s=GB_S, prefill_ms_per_token=0.01, kv_bytes_per_token=262144
     )
+    settings = replace(settings, **(bed or {}))
     load = {"duration_s": 40.0, "seed": 3, "output_len": 32} | load
     done = sweep(path, {"bed": settings}, rates=[rate], prompt_lens=[8192], link_gb_s=link, **load)
     summary = summarise(done.run)
@@ -45,6 +55,7 @@ def test_more_than_the_link_carries_is_no_steady_state(tmp_path: Path, mode: str
     assert link["alone_ms"] == pytest.approx(MOVE_MS, rel=0.03)
     (entry,) = (one for one in cell["connectors"] if one["direction"] == "handoff")
     assert entry["together_gb_s"] == pytest.approx(GB_S, rel=0.03) and entry["transfer_gb_s"] < GB_S / 2
+    assert not entry["together_is_least"] and not COLUMNS[TOGETHER](entry).startswith(">")
     (cause,) = (one for one in cell["diagnosis"] if one["cause"] == "transfer-bandwidth")
     assert "1% of the declared 400 GB/s" in cause["evidence"]
     said = re.search(r"The link carries ([\d.]+) req/s", cause["advice"])
@@ -62,6 +73,22 @@ def test_a_short_run_near_what_the_link_carries_is_said_to_be_one(tmp_path: Path
     calm_ms = cell["mean_ttft_ms"] - cell["link"]["each_ms"] + MOVE_MS
     assert cell["short_run"]["steady_mean_ttft_ms"] == pytest.approx(calm_ms + wait_ms, rel=0.35)
     assert f"{cell['short_run']['steady_mean_ttft_ms']:,.0f} in a steady state" in cell["verdict"]
+
+
+def test_a_held_loop_and_a_link_that_is_nearly_full_are_both_said(tmp_path: Path) -> None:
+    bed = {"max_num_seqs": 4, "handoff_stall_ms": 100.0}
+    cell = measured(tmp_path, 0.93 * CARRIES, bed=bed, output_len=128)
+    print(cell["validity"], cell["slots"], cell["decode_loop"])
+    evidence = not_steady(cell)["evidence"]
+    assert "of what full slots complete" in evidence and "and of the link: " in evidence and "Run longer" in evidence
+
+
+def test_transfers_too_short_to_be_seen_meeting_give_a_least_speed(tmp_path: Path) -> None:
+    """The link carries 400 GB/s and each takes 5 ms; how many of those between two scrapes met, nobody saw."""
+    cell = measured(tmp_path, 8.0, bed={"link_gb_s": 400.0, "prefill_ms_per_token": 0.001}, duration_s=10.0)
+    (entry,) = (one for one in cell["connectors"] if one["direction"] == "handoff")
+    assert entry["together_is_least"] and entry["together_gb_s"] <= 1.01 * 400
+    assert COLUMNS[TOGETHER](entry).startswith(">") and cell["link"]["gb_s_is_least"]
 
 
 def test_a_link_with_room_is_no_reason_for_doubt(tmp_path: Path) -> None:

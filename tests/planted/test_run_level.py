@@ -53,6 +53,10 @@ def test_counsel_against_disaggregation_where_it_cannot_win_and_none_where_it_ca
     (cell,) = grid(tmp_path / "few", Settings(mode="push"), **few)[0]["cells"]
     (counsel,) = (one for one in cell["counsel"] if one["topic"] == "handoff")
     assert "P/D cannot win in latency" in counsel["text"] and any("P/D cannot win" in note for note in cell["notes"])
+    posts: dict[str, Any] = {"rates": [2], "prompt_lens": [16384], "output_len": 128, "duration_s": 15.0}
+    (cell,) = grid(tmp_path / "posts", Settings(mode="pull"), **posts)[0]["cells"]
+    (counsel,) = (one["text"] for one in cell["counsel"] if one["topic"] == "handoff")
+    assert counsel.startswith("Once engine-loop-blocking is mended, a handoff still has its post in TTFT, 61 ms")
     bed = Settings(mode="push", max_num_seqs=64, prefill_ms_per_token=0.05, step_per_seq_ms=0.05)
     many: dict[str, Any] = {"rates": [5], "prompt_lens": [2048], "output_len": 256, "duration_s": 10.0}
     (cell,) = grid(tmp_path / "many", bed, **many)[0]["cells"]

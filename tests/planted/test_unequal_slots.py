@@ -62,7 +62,7 @@ def test_slots_and_rates_are_advised_for_the_one_that_is_full(tmp_path: Path) ->
     (cause,) = (cause for cause in cell["diagnosis"] if cause["cause"] == "decode-slots")
     enough = number(r"Raise --max-num-seqs to (\d+) on decode-0 \(has 1\)", cause["advice"])
     lower = number(r"lower the rate to ([\d.]+) req/s", cause["advice"])
-    limit_ms = number(r"at most (\d+) ms", cause["advice"])
+    limit_ms = number(r"about (\d+) ms or less by the model", cause["advice"])
     raised = measured(tmp_path / "raised", rate, own=int(enough), known=True)
     lowered = measured(tmp_path / "lowered", lower, own=1, known=True, duration_s=100 / lower)
     for then in (raised, lowered):

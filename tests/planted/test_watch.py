@@ -45,6 +45,9 @@ def test_a_queue_that_drains_is_no_late_notice(tmp_path: Path, slots: int) -> No
     assert "decode-slots" in causes and set(causes) <= {"decode-slots", None}
     said = [reading.verdict for reading in seen if reading.cause == "decode-slots"]
     assert all(one.startswith("decode-slots: ") and "raise --max-num-seqs on decode" in one for one in said)
+    full = [reading for reading in seen if reading.slots_short]
+    assert full and all((one.slots_needed or 0.0) <= slots for one in full), "what is held is not what is needed"
+    assert all(f">{slots} of {slots} slots needed" in one.verdict for one in full if one.cause == "decode-slots")
 
 
 def test_no_look_at_a_steady_load_contradicts_the_report(tmp_path: Path) -> None:

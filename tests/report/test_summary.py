@@ -126,7 +126,7 @@ def test_the_reference_case_in_one_sentence(tmp_path: Path) -> None:
     assert 36 <= cell["ttft_growth_ms_per_request"] <= 52
     assert "decode needs 10.6 slots and has 8" in cell["verdict"] and "a figure of this run's length" in cell["verdict"]
     assert (
-        "Raise --max-num-seqs on decode to 15 or lower the rate to 3.5 req/s: mean wait for a slot at most"
+        "Raise --max-num-seqs on decode to 15 or lower the rate to 3.5 req/s (limit: slots): mean wait for a slot about"
         in cell["verdict"]
     )
 

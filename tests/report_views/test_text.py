@@ -70,7 +70,7 @@ def test_a_rate_that_chance_made_is_told_from_one_that_servers_made(sent, got, a
     summary = {**grid_summary(), "cells": [cell_summary(0, 2, 1024, **changes)]}
     summary["plan"] = {**summary["plan"], "arrivals": arrivals}
     said = " ".join(shown(summary).split())
-    told = f"got differs from asked by chance, not by the servers, in 2 req/s x 1,024 tokens: {sent} sent where 20"
+    told = f"by chance another number than asked was sent in 2 req/s x 1,024 tokens: {sent} where 20"
     assert (told in said) == explained and ("by chance" in said) == explained
 
 

@@ -24,6 +24,7 @@ NOTICED_MS, NOTICED_TOKENS = 50.0, 4.0
 CHANCE = 2.0  # standard deviations of a count
 NAMED = 3  # servers that a flag names
 SLOTS_FULL = 0.95  # mean use of the slots from which a wait for one is no accident
+ALWAYS_FULL = 0.02  # of the slots free on average, at most: then nothing tells how many more would be held
 RECOMPUTED_TOKENS = 2.0  # per request: the step that computes the last token of a prompt needs one
 KV_FULL = 0.95
 # The same time in the words of vLLM, SGLang and TensorRT-LLM.
@@ -87,6 +88,7 @@ class Reading:
     slots_needed: float | None
     slots_held: float | None
     slots_available: int | None
+    slots_short: bool | None  # all were full and requests waited: more are needed than there are
     expired: float | None
     failed: float | None
     stores: Mapping[str, Mapping[str, float]] = field(default_factory=dict)  # what of STORES is shown
@@ -94,6 +96,11 @@ class Reading:
     cause: str | None = None
     verdict: str = ""
     decided: bool = True  # whether the requests and looks of this window are enough for a verdict
+
+    @property
+    def needed_words(self) -> str:
+        """`7.2`, or `>8` where all slots were full and requests waited: what was held says no more than that."""
+        return f">{self.slots_available}" if self.slots_short else f"{self.slots_needed:.1f}"
 
     @property
     def words(self) -> str:
@@ -137,6 +144,7 @@ def read(window: Window, servers: Sequence[Watched], mode: str | None, *, certai
         slots_needed=needed,
         slots_held=held,
         slots_available=available,
+        slots_short=_short(window, maker, needed, available),
         expired=_sum(window, "nixl_kv_expired:counter"),
         failed=_sum(window, "nixl_failed_transfers:counter"),
         stores=_stores(window),
@@ -254,6 +262,18 @@ def _needed(window: Window, maker: str, done: float | None, held: float | None) 
     return held * asked / done if more > CHANCE * math.sqrt(asked * window.length_s) else held
 
 
+def _short(window: Window, maker: str, needed: float | None, available: int | None) -> bool | None:
+    """Whether slots were full and requests waited for one, so that what they held says only what there are. Beyond
+    them `needed` says how many."""
+    running, waited = window.mean(maker, "running"), window.mean(maker, "slot_wait")
+    if maker == "colocated":
+        waited = window.mean(maker, "waiting")
+    if running is None or waited is None or needed is None or not available:
+        return None
+    idle = max(ALWAYS_FULL * available, 1 / max(1, window.steps))  # at most one slot at one look
+    return needed <= available and available - running <= idle and waited >= 1
+
+
 def _judged(found: Reading, window: Window, servers: Sequence[Watched], maker: str, mode: str | None) -> Reading:
     flags = dict(_flags(found, window, servers, maker))
     cause, verdict, decided = _verdict(found, window, servers, maker, mode)
@@ -328,7 +348,7 @@ def _verdict(
         return None, f"{none}{_come_and_go(found)}.", True
     slots = ""
     if cause == "decode-slots" and found.slots_needed and found.slots_available:
-        slots = f", {found.slots_needed:.1f} of {found.slots_available} slots needed"
+        slots = f", {found.needed_words} of {found.slots_available} slots needed"
     advice = ADVICE[cause].format(where="decode")
     if maker == "colocated":
         advice = COLOCATED.get(cause, ADVICE[cause].format(where="the co-located server"))
@@ -360,7 +380,8 @@ def _come_and_go(found: Reading) -> str:
     needed, there = found.slots_needed, found.slots_available
     if not needed or not there or needed < BUSY * there:
         return ""
-    return f"; {needed:.1f} of {there} slots are needed, so that waits for one come and go"
+    said = f"; {found.needed_words} of {there} slots are needed"
+    return said if found.slots_short else f"{said}, so that waits for one come and go"
 
 
 def _requests(count: float) -> str:

@@ -55,7 +55,7 @@ def _title(frame: Frame, sort: str, paused: bool) -> Text:
 
 def _servers(servers: Sequence[Watched], sort: str, room: int | None) -> RenderableType:
     table = Table(box=None, padding=(0, 1), pad_edge=False)
-    table.add_column("server")
+    table.add_column("server, last look")
     for head in ("running/slots", "waiting", "start", "moving", "loaded", "KV"):
         table.add_column(head, justify="right")
     # Who does not answer is first, unless the busiest are asked for.
@@ -104,9 +104,13 @@ def _flow(frame: Frame) -> Table:
             _figure(reading.transfers_per_s),
             _figure(None if nbytes is None else nbytes / 1e6),
             _count(reading.expired),
-            f"{_figure(reading.slots_needed)}/{have}",
+            f"{_needed(reading)}/{have}",
         )
     return table
+
+
+def _needed(reading: Reading) -> str:
+    return reading.needed_words if reading.slots_short else _figure(reading.slots_needed)
 
 
 def _stores(now: Reading) -> list[Text]:

@@ -52,9 +52,9 @@ def transfer_bandwidth(case: Case) -> Iterator[tuple[Cause, Taken | None]]:
     if case.pull and loading is not None and loading > 1:
         numbers.append(f"up to {loading:.0f} at once")
     if use is not None:
-        where = "" if use.servers == 1 else " a server"
+        where, least = "" if use.servers == 1 else " a server", "at least " if use.least else ""
         numbers.append(
-            f"all together {use.gb_s:.3g} GB/s{where} while any was under way, {use.busy:.0%} of the sending"
+            f"all together {least}{use.gb_s:.3g} GB/s{where} while any was under way, {use.busy:.0%} of the sending"
         )
     numbers.append(_against_link(None if use is None else use.gb_s, cell.deployment.get("link_gb_s")))
     yield case.named("transfer-bandwidth", taken, numbers, _faster(cell, use, inside), _alone(use, inside))

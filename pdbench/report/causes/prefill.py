@@ -91,7 +91,7 @@ def _instances(case: Case, wait_ms: float, spent_ms: float | None) -> tuple[str,
         same = f"the same streams make up to {rate:.2g} instead of {cell.achieved or 0.0:.2g} req/s"
     else:
         most = float(f"{PLANNED * servers * 1000 / each_ms:.2g}")
-        lower = f" or lower the rate to {most:g} req/s" if most < cell.offered else ""
+        lower = f" or lower the rate to {most:g} req/s (limit: prefill)" if most < cell.offered else ""
         load_text = f"{rate:.3g} req/s are asked"
         same = "at the same rate the wait is no longer than computing a prompt"
     carried = 1000 * servers / each_ms

@@ -96,6 +96,7 @@ def _change(change: Change) -> dict[str, Any]:
             "gate": change.gate,
             "more_repeats": change.more_repeats,
             "note": change.note or None,
+            "left_out": change.left_out or None,
         }
     )
 

@@ -96,6 +96,7 @@ class Change:
     gate: str | None = None  # passed, failed, undecided, void (nothing is compared); None is not gated
     more_repeats: int | None = None  # that would decide an undecided gate; None where no sensible number would
     note: str = ""
+    left_out: str = ""  # which pairs of repeats have no such figure, and why
 
 
 def gates_named(names: Sequence[str], transfer: bool = False) -> tuple[str, ...]:
@@ -139,6 +140,8 @@ def changes(cells: Sequence[PairedCell], metrics: Sequence[str], rules: Rules, g
             found[place[0]].append(_too_few(place[1], column, gated))
         else:
             found[place[0]].append(_judged(place[1], column, reaches[place], len(judged), rules, gated))
+        if column is not None and column.pairs < len(cells[place[0]].pairs):
+            found[place[0]][-1] = replace(found[place[0]][-1], left_out=_left_out(cells[place[0]], place[1]))
     return found
 
 
@@ -186,6 +189,23 @@ def _not_measured(cell: PairedCell, metric: str) -> Change:
     needs = [repeat["needs"][metric] for pair in cell.pairs for repeat in pair if metric in (repeat.get("needs") or {})]
     note = f"takes {max(needs):,} requests a repeat" if needs else "not measured on both sides"
     return Change(metric, pairs=len(cell.pairs), evidence="not measured", gate="undecided", note=note)
+
+
+def _left_out(cell: PairedCell, metric: str) -> str:
+    """`4 of 5 pairs: repeat 2 has none in new (takes 310 requests)`."""
+    said = []
+    for pair in cell.pairs:
+        for role, repeat in zip(cell.roles, pair, strict=True):
+            if figure(repeat, metric) is None:
+                needs = (repeat.get("needs") or {}).get(metric)
+                why = (
+                    "not measured"
+                    if needs is None
+                    else f"takes {needs:,} requests, {repeat.get('completed') or 0:,} answered"
+                )
+                said.append(f"repeat {repeat.get('repeat', '?')} has none in {role} ({why})")
+    used = sum(all(figure(repeat, metric) is not None for repeat in pair) for pair in cell.pairs)
+    return f"{used} of {len(cell.pairs)} pairs: {', '.join(said)}"
 
 
 def _too_few(metric: str, column: _Column, gated: bool) -> Change:

@@ -265,6 +265,9 @@ def remarks(comparison: Comparison) -> Iterator[str]:
             f"({cell.void_base} void in {comparison.base.role}, {cell.void_new} in {comparison.new.role})"
             f"{'; the worst are left out, so that a change for the worse looks smaller' if _spared(cell) else ''}"
         )
+    for owner, change in comparison.gates:
+        if change.left_out:
+            yield f"{owner.cell.name}: {metric_name(change.metric)} is of {change.left_out}"
     yield from comparison.not_compared
 
 
