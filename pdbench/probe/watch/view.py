@@ -55,7 +55,7 @@ def _title(frame: Frame, sort: str, paused: bool) -> Text:
 
 def _servers(servers: Sequence[Watched], sort: str, room: int | None) -> RenderableType:
     table = Table(box=None, padding=(0, 1), pad_edge=False)
-    table.add_column("server, last look")
+    table.add_column("last look")
     for head in ("running/slots", "waiting", "start", "moving", "loaded", "KV"):
         table.add_column(head, justify="right")
     # Who does not answer is first, unless the busiest are asked for.
