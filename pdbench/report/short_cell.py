@@ -26,10 +26,32 @@ def whole_cell(cell: Measured, line: Tpot | None, found: Sequence[Finding]) -> t
 
 def too_short(short: ShortRun | None, link: LinkLoad | None) -> list[Finding]:
     """One finding for both; none where neither is short."""
-    said = [one.text() for one in (short, link) if one is not None]
-    if not said:
+    if short is None and link is None:
         return []
-    advice = LONGER
+    said, advice = [] if short is None else [short.text()], LONGER
+    both = _with_both_ms(short, link)
+    if both is not None:
+        said[0] += " with that queue alone"
     if link is not None:
+        said.append(link.text())
         advice = "Run longer, or lower the rate" if link.document() else "Lower the rate, or see what the link is"
-    return [Finding(CODE, WARN, f"{'; and of the link: '.join(said)}. {advice}.")]
+    text = "; and of the link: ".join(said) + ("" if both is None else f"; with both queues {both:,.0f} ms or more")
+    return [Finding(CODE, WARN, f"{text}. {advice}.")]
+
+
+def short_document(short: ShortRun | None, link: LinkLoad | None) -> dict[str, float] | None:
+    """Key `short_run` of a cell; `None` where neither is short."""
+    if short is None or link is None:
+        one = link if short is None else short
+        return None if one is None else one.document()
+    both = _with_both_ms(short, link)
+    together = link.document() | short.document()
+    return together if both is None else together | {"steady_mean_ttft_ms": both}
+
+
+def _with_both_ms(short: ShortRun | None, link: LinkLoad | None) -> float | None:
+    """The mean TTFT of a steady state of both queues, which a request waits in one after the other; the least, as it is
+    of the link. `None` where one of them has no steady state, or is not short."""
+    if short is None or link is None or short.steady_slot_wait_ms is None or link.steady_mean_ttft_ms is None:
+        return None
+    return link.steady_mean_ttft_ms + short.steady_slot_wait_ms - (short.slot_wait_ms or 0.0)

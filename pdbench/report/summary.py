@@ -46,7 +46,7 @@ from pdbench.report.link_load import link_load
 from pdbench.report.link_use import link_use
 from pdbench.report.material import Material, material
 from pdbench.report.prefix import fewer_hits, prefix_cache
-from pdbench.report.short_cell import whole_cell
+from pdbench.report.short_cell import short_document, whole_cell
 from pdbench.report.split import Split, split_of
 from pdbench.report.tiers import tiers
 from pdbench.report.validity import Finding, findings, is_void, merged
@@ -149,7 +149,7 @@ def cell_summary(cell: Measured, peers: Peers | None = None) -> dict[str, Any]:
         "legs_ms": legs_ms(cell.answers),
         "slots": _slot_keys(slots),
         **_loop_keys(loop),
-        "short_run": short.document() if (short := brief or link_load(cell)) is not None else None,
+        "short_run": short_document(brief, link_load(cell)),
         "link": None if (link := link_use(cell)) is None else link.document(),
         **breakdown(cell),
         "prefix_cache": prefix_cache(cell),

@@ -75,12 +75,17 @@ def test_a_short_run_near_what_the_link_carries_is_said_to_be_one(tmp_path: Path
     assert f"{cell['short_run']['steady_mean_ttft_ms']:,.0f} in a steady state" in cell["verdict"]
 
 
-def test_a_held_loop_and_a_link_that_is_nearly_full_are_both_said(tmp_path: Path) -> None:
-    bed = {"max_num_seqs": 4, "handoff_stall_ms": 100.0}
-    cell = measured(tmp_path, 0.93 * CARRIES, bed=bed, output_len=128)
-    print(cell["validity"], cell["slots"], cell["decode_loop"])
-    evidence = not_steady(cell)["evidence"]
-    assert "of what full slots complete" in evidence and "and of the link: " in evidence and "Run longer" in evidence
+@pytest.mark.parametrize(("output_len", "held"), [(140, False), (130, True)])
+def test_slots_and_a_link_that_are_nearly_full_are_both_said(tmp_path: Path, output_len: int, held: bool) -> None:
+    bed = {"max_num_seqs": 2, "handoff_stall_ms": 100.0}
+    cell = measured(tmp_path, 0.93 * CARRIES, "push", bed=bed, output_len=output_len)
+    assert ("decode_loop" in cell) == held
+    evidence, short = not_steady(cell)["evidence"], cell["short_run"]
+    assert "mean wait for a slot is about" in evidence and "and of the link: " in evidence
+    apart = [float(ms.replace(",", "")) for ms in re.findall(r"mean TTFT (?:is )?([\d,]+) ms", evidence)]
+    mean = cell["mean_ttft_ms"]
+    assert short["steady_mean_ttft_ms"] == pytest.approx(mean + sum(ms - mean for ms in apart), abs=2)
+    assert f"with both queues {short['steady_mean_ttft_ms']:,.0f} ms or more" in evidence
 
 
 def test_transfers_too_short_to_be_seen_meeting_give_a_least_speed(tmp_path: Path) -> None:
