@@ -24,7 +24,6 @@ NOTICED_MS, NOTICED_TOKENS = 50.0, 4.0
 CHANCE = 2.0  # standard deviations of a count
 NAMED = 3  # servers that a flag names
 SLOTS_FULL = 0.95  # mean use of the slots from which a wait for one is no accident
-ALWAYS_FULL = 0.02  # of the slots free on average, at most: then nothing tells how many more would be held
 RECOMPUTED_TOKENS = 2.0  # per request: the step that computes the last token of a prompt needs one
 KV_FULL = 0.95
 # The same time in the words of vLLM, SGLang and TensorRT-LLM.
@@ -88,7 +87,7 @@ class Reading:
     slots_needed: float | None
     slots_held: float | None
     slots_available: int | None
-    slots_short: bool | None  # all were full and requests waited: more are needed than there are
+    slots_short: bool | None  # `needed` is what they held; with what waits they have more work than they do
     expired: float | None
     failed: float | None
     stores: Mapping[str, Mapping[str, float]] = field(default_factory=dict)  # what of STORES is shown
@@ -99,7 +98,7 @@ class Reading:
 
     @property
     def needed_words(self) -> str:
-        """`7.2`, or `>8` where all slots were full and requests waited: what was held says no more than that."""
+        """`7.2`, or `>8` where slots were full and with what waits have more work than they do."""
         return f">{self.slots_available}" if self.slots_short else f"{self.slots_needed:.1f}"
 
     @property
@@ -263,15 +262,15 @@ def _needed(window: Window, maker: str, done: float | None, held: float | None) 
 
 
 def _short(window: Window, maker: str, needed: float | None, available: int | None) -> bool | None:
-    """Whether slots were full and requests waited for one, so that what they held says only what there are. Beyond
-    them `needed` says how many."""
+    """Whether slots were full, and what they held and what waited for them is more work than they do in this time."""
     running, waited = window.mean(maker, "running"), window.mean(maker, "slot_wait")
+    done = window.per_s(maker, "e2e_s:count")
     if maker == "colocated":
         waited = window.mean(maker, "waiting")
-    if running is None or waited is None or needed is None or not available:
+    if running is None or waited is None or needed is None or not available or not done:
         return None
-    idle = max(ALWAYS_FULL * available, 1 / max(1, window.steps))  # at most one slot at one look
-    return needed <= available and available - running <= idle and waited >= 1
+    whole = needed + waited * needed / done / window.length_s
+    return running >= SLOTS_FULL * available and needed <= available < whole
 
 
 def _judged(found: Reading, window: Window, servers: Sequence[Watched], maker: str, mode: str | None) -> Reading:
