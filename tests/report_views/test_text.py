@@ -83,7 +83,7 @@ def test_a_request_without_a_whole_answer_is_counted_once():
 def test_wider_terminals_say_more():
     wide, narrow = shown(grid_summary(), 160), shown(grid_summary(), 80)
     assert "±4%" in wide and ">66.3 needs 299" in wide and "tokens/s" in wide
-    assert " >66.3 " in narrow and "p99 takes 299" in narrow and "TTFT p50: ±4%" in narrow
+    assert " >66.3 " in narrow and "p99 takes 299" in narrow and "TTFT p50: reach of its 95% interval: ±4%" in narrow
 
 
 def test_a_void_cell_says_so_first_and_after_its_numbers():
