@@ -320,7 +320,7 @@ def test_many_servers_that_do_not_answer_leave_room_on_a_terminal_of_24_lines() 
             console.print(picture(frame, sort, paused=False, height=24, keys=True))
         lines = captured.get().splitlines()
         assert len(lines) <= 24 and max(map(len, lines)) <= 80 and lines[-1].startswith("q quit")
-        table = next(i for i, line in enumerate(lines) if line.startswith("server "))
+        table = next(i for i, line in enumerate(lines) if line.startswith("last look "))
         assert lines[table + 1].startswith(first)
     assert len(frame.now.flags["metrics-missing"]) < 300 and "and 97 more" in frame.now.flags["metrics-missing"]
 
