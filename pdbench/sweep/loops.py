@@ -17,7 +17,7 @@ from pdbench.sweep.health import Health
 from pdbench.sweep.recorder import Recorder
 from pdbench.sweep.sessions import Conversation
 from pdbench.sweep.stock import Stock
-from pdbench.sweep.turnstile import Turnstile
+from pdbench.sweep.turnstile import Turnstile, a_turn
 
 _FAST_FAILURE_S = 0.1  # a closed-loop stream that fails sooner than this waits as long before it asks again
 _CONNECT_PATIENCE_S = 1.0  # a closed-loop stream's latency counts from its connection, but not from one so slow
@@ -64,7 +64,8 @@ class Flight:
     ) -> None:
         """Streams that each send their next request when their last answer has ended, at most `most` until `end_ns`.
         Their first connections are opened ahead."""
-        taken, opens, sends = 0, Turnstile(), Turnstile()
+        taken, together = 0, a_turn(streams)
+        opens, sends = Turnstile(together), Turnstile(together)
         started = asyncio.Event()
         exhausted: asyncio.Future[None] = self._loop.create_future()
         if most == 0:

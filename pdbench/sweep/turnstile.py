@@ -5,19 +5,27 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 
-A_TURN = 2  # opening or sending takes some 0.1 ms. With more 1,024 streams are read late; with 1 a few cost more CPU
+_FEWEST, _MOST, _SHARED = 2, 16, 4096
+
+
+def a_turn(streams: int) -> int:
+    """How many of so many streams open or send in one turn of the event loop, some 0.1 ms each. Several, since what
+    leaves together speaks together, and a token that is read among others costs less CPU than one that wakes us. But
+    the more there are, the longer the others wait to be read: with 32 a turn 1,024 streams are read late."""
+    return min(_MOST, max(_FEWEST, _SHARED // max(1, streams)))
 
 
 class Turnstile:
-    """Lets a few pass in each turn of the event loop, in their order."""
+    """Lets `most` pass in each turn of the event loop, in their order."""
 
-    def __init__(self) -> None:
+    def __init__(self, most: int) -> None:
+        self._most = most
         self._loop = asyncio.get_running_loop()
         self._passed = 0  # in this turn
         self._waiting: deque[asyncio.Future[None]] = deque()
 
     async def passed(self) -> None:
-        if self._passed == A_TURN or self._waiting:
+        if self._passed == self._most or self._waiting:
             self._waiting.append(self._loop.create_future())
             await self._waiting[-1]
         else:
@@ -30,7 +38,7 @@ class Turnstile:
 
     def _turn(self) -> None:
         self._passed = 0
-        while self._waiting and self._passed < A_TURN:
+        while self._waiting and self._passed < self._most:
             place = self._waiting.popleft()
             if not place.done():  # nobody waits for a cancelled one
                 place.set_result(None)
