@@ -112,11 +112,13 @@ def _limits(client: Mapping[str, Any]) -> Iterator[str]:
 def _held(cell: Measured) -> float | None:
     """The share of a closed loop's streams that were under way, from the moment when all had begun until the last send.
 
-    `None` where streams pause by design, or where there were too few requests, or answers that were none: a stream that
-    is refused waits before it asks again.
+    `None` where streams pause by design, where a lost worker took its own with it (`arrivals-off` says so), or where
+    there were too few requests, or answers that were none: a stream that is refused waits before it asks again.
     """
     streams, answers, load = cell.streams, cell.answers, cell.parts[0].load
     if cell.rate is not None or streams is None or cell.plan.get("think_s") or cell.plan.get("session_turns"):
+        return None
+    if cell.parts[0].entry.get("lost"):
         return None
     sent = np.sort(answers.sent[np.isfinite(answers.sent)])
     if len(sent) < HELD_NEEDS * streams or answers.count("ok") < HELD_OK * len(answers):

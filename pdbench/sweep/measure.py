@@ -151,15 +151,23 @@ async def _measure_cell(bench: Bench, cell: Cell, repeat: int) -> set[str | None
         run.save()
         await asyncio.to_thread(run.seal, cell.cell, repeat)
     _note(run, cell, edge)
-    for lost in entries[-1].get("lost", ()):
-        what = f"cell {cell.cell}, repeat {repeat}: load worker {lost['worker']} was lost ({lost['why']})"
-        run.document["notes"].append(f"{what}; {lost['not_measured']} of its requests were not measured.")
+    run.document["notes"] += [f"cell {cell.cell}, repeat {repeat}: {told}" for told in lost_workers(entries[-1])]
     bench.senders.check()
     return kinds
 
 
 def _note(run: Run, cell: Cell, edge: Edge) -> None:
     run.document["notes"] += [f"cell {cell.cell}: no metrics from {missing}" for missing in edge.missing]
+
+
+def lost_workers(entry: Mapping[str, Any]) -> list[str]:
+    """A sentence on each worker that was lost; of a loop that lasts a time nobody knows how many requests it left."""
+    return [
+        f"load worker {lost['worker']} was lost ({lost['why']}); "
+        f"{'nobody knows how many' if lost['not_measured'] is None else lost['not_measured']}"
+        " of its requests were not measured."
+        for lost in entry.get("lost", ())
+    ]
 
 
 async def _settle(sampler: Sampler, stop: asyncio.Event) -> None:

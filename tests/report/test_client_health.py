@@ -56,6 +56,17 @@ def test_streams_that_were_not_under_way(tmp_path: Path, share: float, severity:
         assert held == pytest.approx(4 * share, abs=0.15)
 
 
+def test_streams_that_went_with_a_lost_worker_are_not_the_clients_fault(tmp_path: Path) -> None:
+    """Half of the streams are gone: that is told as such, and no host is blamed."""
+    world = World(rate=None, streams=4, n=80, prefill_s=1.0, prefill_servers=4, tokens=16, spoil=[busy_for(0.6)])
+    run = make_run(tmp_path / "run", [[world]])
+    lost = {"worker": 0, "why": "its process was ended by signal 9", "measured": 6, "not_measured": None}
+    run.document["cell_runs"][0] |= {"state": "interrupted", "lost": [lost], "not_measured": None}
+    (cell,) = summarise(run)["cells"]
+    found = {flag["code"]: flag["evidence"] for flag in cell["validity"]}
+    assert "client-saturated" not in found and "nobody knows how many" in found["arrivals-off"]
+
+
 def test_streams_that_pause_by_design_or_are_too_few_are_not_judged(tmp_path: Path) -> None:
     base: dict[str, Any] = {"rate": None, "streams": 4, "prefill_s": 1.0, "tokens": 16, "spoil": [busy_for(0.6)]}
     paused = World(**base, n=80, client=KERNEL, plan={"think_s": 2.0})

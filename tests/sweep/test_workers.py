@@ -22,6 +22,7 @@ from pdbench.deployment import build
 from pdbench.errors import StorageError
 from pdbench.run import Run
 from pdbench.sweep.cell import Job, share_of
+from pdbench.sweep.measure import lost_workers
 from pdbench.sweep.workers import joined
 from tests.sweep.one_cell import closed_cell, measure, open_cell, plan_for
 
@@ -133,6 +134,15 @@ def test_a_killed_worker_costs_its_requests_and_no_others(ground_truth, tmp_path
     assert (lost["measured"], lost["not_measured"]) == (of_worker[1], 60 - of_worker[1])
     assert 0 < entry["not_measured"] == entry["planned"] - entry["sent"] == 120 - len(table)
     assert len(entry["client"]["workers"]) == 1
+
+
+@pytest.mark.parametrize(
+    ("left", "said"), [(12, "12 of its requests"), (None, "nobody knows how many of its requests")]
+)
+def test_what_a_lost_worker_left_is_told(left, said):
+    """A closed loop that lasts a time has no number of requests: unknown is not none."""
+    (told,) = lost_workers({"lost": [{"worker": 1, "why": "signal 9", "measured": 6, "not_measured": left}]})
+    assert told == f"load worker 1 was lost (signal 9); {said} were not measured."
 
 
 def test_a_worker_that_says_nothing_any_more_is_lost_too(quick_server, tmp_path, monkeypatch):
