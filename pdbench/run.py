@@ -77,6 +77,8 @@ class RequestRow:
     told_prefill_s: float | None = None  # as Dynamo tells: prefill's queue and compute
     told_transfer_s: float | None = None  # its estimate of the KV transfer: up to decode's first token
     told_ms: str | None = None  # durations that the server told of this request, JSON by name, in ms
+    first_reasoning_s: float | None = None  # first event with a thinking trace
+    first_content_s: float | None = None  # first event with a piece of the answer itself
     decode_sent_s: float | None = None  # hop 2; where its connection had to be waited for, when that stood
 
 

@@ -52,6 +52,8 @@ class Answers:
     reasoning_tokens: Floats  # of its answer
     shared_len: Floats  # prompt tokens that an earlier request of the cell began with
     second: Floats  # token
+    first_content: Floats  # first piece of the answer itself, not of a thinking trace
+    first_reasoning: Floats
     render_done: Floats  # of --drive render
     derender_sent: Floats
     derender_done: Floats
@@ -130,6 +132,8 @@ _COLUMN_OF = {
     "last": "last_token_s",
     "done": "done_s",
     "second": "second_token_s",
+    "first_content": "first_content_s",
+    "first_reasoning": "first_reasoning_s",
     "connected": "connected_s",
     **{name: f"{name}_s" for name in ("render_done", "derender_sent", "derender_done")},
     **{name: f"{name}_s" for name in ("prefill_sent", "prefill_done", "decode_sent", "told_prefill", "told_transfer")},

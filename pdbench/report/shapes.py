@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -48,6 +48,17 @@ def of_class(answers: Answers, name: str) -> NDArray[np.bool_]:
 def turns(answers: Answers) -> list[int]:
     """The turns that were asked, from 1."""
     return [int(turn) for turn in np.unique(answers.turn[np.isfinite(answers.turn)])]
+
+
+def turns_not_asked(cell: Measured) -> Iterator[str]:
+    """Turns that a conversation still had when one of it failed: what follows would lack its history."""
+    if not cell.plan.get("session_turns") or cell.plan.get("duration_s") is not None:  # there time ends it
+        return
+    ended = [part.entry for part in cell.parts if part.entry.get("state") == "done"]
+    planned, sent = (sum(int(entry.get(name) or 0) for entry in ended) for name in ("planned", "sent"))
+    if planned > sent:
+        never = f"{planned - sent:,} of {planned:,} turns were never asked"
+        yield f"{never}: one before them in their session had no whole answer."
 
 
 def loads(cell: Measured, which: Callable[[Answers], NDArray[np.bool_]]) -> list[Load]:

@@ -46,8 +46,10 @@ from pdbench.report.link_load import link_load
 from pdbench.report.link_use import link_use
 from pdbench.report.material import Material, material
 from pdbench.report.prefix import fewer_hits, prefix_cache
+from pdbench.report.shapes import turns_not_asked
 from pdbench.report.short_cell import short_document, whole_cell
 from pdbench.report.split import Split, split_of
+from pdbench.report.thinking import behind_the_thinking, content_latency
 from pdbench.report.tiers import tiers
 from pdbench.report.validity import Finding, findings, is_void, merged
 from pdbench.report.verdict import cell_verdict, run_verdict
@@ -203,6 +205,7 @@ def figures(cell: Measured) -> dict[str, Any]:
         **_not_measured(cell),
         **rates([part.load for part in cell.parts], goodput),
         **latencies(cell.answers),
+        **content_latency(cell.answers),
     }
 
 
@@ -227,6 +230,7 @@ def _notes(cell: Measured, split: Split | None) -> list[str]:
     notes = [*(cell.plan.get("notes") or ()), *(split.notes if split is not None else ())]
     if (several := several_tokens_per_event(cell.answers)) is not None and several > SEVERAL_TOKENS:
         notes.insert(0, f"events carry {several:.2g} tokens: ITL is per event, not per token.")
+    notes += [*behind_the_thinking(cell.answers), *turns_not_asked(cell)]
     notes += [f"{role}'s log says {code} {times:.0f} times." for role, code, times in _log_messages(cell)]
     return [*_slots_doubted(cell), *notes, *fewer_hits(cell), *stamps_note(cell)]
 

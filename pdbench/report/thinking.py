@@ -9,7 +9,7 @@ import numpy as np
 from pdbench.report.answers import Answers
 from pdbench.report.cell import Measured
 from pdbench.report.finding import WARN, Finding
-from pdbench.report.statistics import Floats
+from pdbench.report.statistics import Floats, needed_for, percentile
 
 DROPPED_SHARE = 0.5  # of the thinking tokens that the next prompt lacks: from here on the template dropped them
 LEAST_TOKENS = 8.0  # a turn, on average: less is what templates and tokenizers differ by
@@ -45,6 +45,31 @@ def thought_before(answers: Answers) -> Floats:
     return np.array(
         [known.get((session, turn - 1), 0.0) for session, turn in zip(answers.session, answers.turn, strict=True)]
     )
+
+
+def content_latency(answers: Answers) -> dict[str, float]:
+    """mean, median and p99 of the time to the first piece of the answer itself, where answers begin with thinking.
+
+    From the intended send, over the answered requests that have such a piece.
+    """
+    kept = answers.ok & np.isfinite(answers.first_content)
+    if not np.any(kept & (answers.first_reasoning < answers.first_content)):
+        return {}
+    ordered = np.sort((answers.first_content - answers.intended)[kept] * 1000)
+    found = {"mean_content_ttft_ms": float(ordered.mean())}
+    for name, q in (("median", 0.5), ("p99", 0.99)):
+        if len(ordered) >= needed_for(q) and (value := percentile(ordered, q, ordered=True)) is not None:
+            found[f"{name}_content_ttft_ms"] = value
+    return found
+
+
+def behind_the_thinking(answers: Answers) -> Iterator[str]:
+    """A remark where TTFT is not what a reader waits for."""
+    if found := content_latency(answers):
+        yield (
+            "answers think first, and TTFT is that of the thinking trace: the answer itself began after"
+            f" {found['mean_content_ttft_ms']:,.0f} ms (mean)."
+        )
 
 
 def _thought_and_missing(cell: Measured) -> tuple[Floats, Floats]:

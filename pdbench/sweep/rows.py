@@ -183,6 +183,8 @@ def read_row(raw: Raw, context: CellContext) -> tuple[RequestRow, list[float]]:
         first_token_s=seconds(tokens[0] if tokens else None),
         second_token_s=seconds(tokens[1] if len(tokens) > 1 else None),
         last_token_s=seconds(tokens[-1] if tokens else None),
+        first_reasoning_s=seconds(answer.first_reasoning_ns),
+        first_content_s=seconds(answer.first_content_ns),
         done_s=seconds(raw.done_ns),
         prompt_len=raw.prompt_len,
         output_len=raw.output_len,

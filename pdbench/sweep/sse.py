@@ -18,7 +18,7 @@ Read = tuple[int, bytes]  # (CLOCK_MONOTONIC ns, bytes)
 _LINE_END = re.compile(rb"\r\n|\n|\r")
 _BOM = b"\xef\xbb\xbf"
 _FIELDS = (b"data", b"event", b"id", b"retry")
-_REASONING = ("reasoning", "reasoning_content")
+_REASONING = ("reasoning", "reasoning_content", "reasoning_details")
 _FAILED_FINISH = ("error", "abort")
 _scan = json.JSONDecoder().raw_decode
 _LONGEST_MS = 1e12  # beyond, and for what is no number at all, nothing was told
@@ -39,6 +39,8 @@ class Answer:
     """What a server streamed. Times are the reads' stamps; `None` means that the stream did not say."""
 
     token_ns: tuple[int, ...] = ()  # arrival of every event that carried generated output
+    first_reasoning_ns: int | None = None  # of them the first with a thinking trace ...
+    first_content_ns: int | None = None  # ... and the first with the answer itself
     max_events_per_read: int | None = None  # above 1, several token events share one stamp
     # How the network cut the stream is no part of what it says.
     token_reads: int = field(default=0, compare=False)  # reads that brought token events
@@ -116,6 +118,8 @@ class _Reading:
 
     token_ns: list[int] = field(default_factory=list)
     reads: list[int] = field(default_factory=list)  # those of the tokens
+    first_reasoning_ns: int | None = None
+    first_content_ns: int | None = None
     usage: dict[str, Any] = field(default_factory=dict)
     finish_reason: str | None = None
     done: bool = False
@@ -139,6 +143,8 @@ def read_answer(reads: Sequence[Read]) -> Answer:
     a_read = Counter(reading.reads).values()
     return Answer(
         token_ns=tuple(reading.token_ns),
+        first_reasoning_ns=reading.first_reasoning_ns,
+        first_content_ns=reading.first_content_ns,
         max_events_per_read=max(a_read, default=None),
         token_reads=len(a_read),
         shared_reads=sum(count > 1 for count in a_read),
@@ -175,17 +181,22 @@ def _take(reading: _Reading, event: Event) -> None:
         reading.usage = message["usage"]
     if "nvext" in message or "metrics" in message:
         reading.timing_ms |= _timing_ms(message)
-    token = False
+    content = reasoning = False
     for choice in _list(message.get("choices")):
         if not isinstance(choice, dict):
             continue
-        token = token or has_output(choice)
+        content = content or has_content(choice)
+        reasoning = reasoning or has_reasoning(choice)
         reason = choice.get("finish_reason")
         if isinstance(reason, str) and reason:
             reading.finish_reason = reason
             if reason in _FAILED_FINISH:
                 reading.error = reading.error or f"finish_reason {reason}"
-    if token:
+    if content and reading.first_content_ns is None:
+        reading.first_content_ns = event.t_ns
+    if reasoning and reading.first_reasoning_ns is None:
+        reading.first_reasoning_ns = event.t_ns
+    if content or reasoning:
         reading.token_ns.append(event.t_ns)
         reading.reads.append(event.read)
 
@@ -223,24 +234,31 @@ def error_text(message: Any) -> str | None:
     return str(error) or "an error without text"
 
 
-def has_output(choice: dict[str, Any]) -> bool:
-    """Whether a choice carries generated output in any channel: text, content, reasoning, tool-call arguments."""
+def has_content(choice: dict[str, Any]) -> bool:
+    """Whether a choice carries a piece of the answer itself: text, content, a refusal, tool-call arguments."""
     if _filled(choice.get("text")):
         return True
     if "text" not in choice and "delta" not in choice and _list(choice.get("token_ids")):
         return True  # of /inference/v1/generate, which answers with ids alone
-    delta = choice.get("delta")
-    if not isinstance(delta, dict):
-        delta = choice.get("message")
-        if not isinstance(delta, dict):
-            return False
-    if _filled(delta.get("content")) or any(_filled(delta.get(name)) for name in _REASONING):
-        return True
-    if _filled(delta.get("reasoning_details")) or _filled(delta.get("refusal")):
+    delta = _delta(choice)
+    if _filled(delta.get("content")) or _filled(delta.get("refusal")):
         return True
     calls: Iterable[Any] = [*_list(delta.get("tool_calls")), {"function": delta.get("function_call")}]
     functions = [call.get("function") for call in calls if isinstance(call, dict)]
     return any(isinstance(function, dict) and _filled(function.get("arguments")) for function in functions)
+
+
+def has_reasoning(choice: dict[str, Any]) -> bool:
+    """Whether a choice carries a piece of the thinking trace, under any of its names."""
+    delta = _delta(choice)
+    return any(_filled(delta.get(name)) for name in _REASONING)
+
+
+def _delta(choice: dict[str, Any]) -> dict[str, Any]:
+    for name in ("delta", "message"):
+        if isinstance(found := choice.get(name), dict):
+            return found
+    return {}
 
 
 def _filled(value: Any) -> bool:

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from pdbench.report.answers import Answers, Load, counts, good, in_flight, latencies, rates
+from pdbench.report.thinking import content_latency
 from pdbench.run import RequestRow, request_record
 from tests.report.answered import read_answers
 
@@ -40,6 +41,16 @@ def test_latency_counts_from_the_intended_send_and_tpot_from_the_first_token() -
     assert found["mean_e2el_ms"] == pytest.approx(1100) and found["mean_itl_ms"] == pytest.approx((100 + 800 + 900) / 3)
     assert found["std_ttft_ms"] == pytest.approx(0, abs=1e-9)
     assert found["needs"]["p99_ttft_ms"] == 299 and found["ttft_ms_interval"]["p99"][1] is None
+
+
+def test_the_answer_behind_the_thinking_has_its_own_time() -> None:
+    thinking = [row(i, first_reasoning_s=i + 0.2, first_content_s=i + 0.5 + 0.01 * i) for i in range(10)]
+    found = content_latency(answers(*thinking))
+    assert found == {"mean_content_ttft_ms": pytest.approx(545), "median_content_ttft_ms": pytest.approx(545)}
+    assert latencies(answers(*thinking))["mean_ttft_ms"] == pytest.approx(200)
+    only = [row(10, first_reasoning_s=10.2), row(11, status="truncated", first_reasoning_s=11.2, first_content_s=11.3)]
+    assert content_latency(answers(*thinking, *only)) == found, "who was cut before the answer has no such time"
+    assert content_latency(answers(*[row(i, first_content_s=i + 0.2) for i in range(10)])) == {}
 
 
 def test_a_request_with_one_token_has_no_tpot() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import heapq
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -93,6 +94,7 @@ def test_the_step_at_which_servers_no_longer_keep_up_is_named(tmp_path, slots, k
     found = summarise(make_run(tmp_path / "run", [[moving(STEPS, thinned(STEPS, 3), slots=slots)]]))
     (cell,) = found["cells"]
     assert [s["steady"] for s in cell["stages"]] == kept
+    assert "from 2 to 8 req/s by design" in flags(cell)["not-steady-state"][1]
     assert ("at 8 req/s the servers no longer kept up" in flags(cell)["not-steady-state"][1]) == (not kept[1])
     assert exit_code_of(found) == 0
 
@@ -225,6 +227,24 @@ def test_turns_have_their_own_ttft_and_their_growth_is_no_unsteadiness(tmp_path)
     assert [(t["completed"], t["prompt_tokens"]) for t in cell["turns"]] == [(60, 100 * n) for n in range(1, 6)]
     assert "not-steady-state" not in flags(cell)
     assert flags(summary(tmp_path / "b", spoken(1.0)))["not-steady-state"][0] == "void"
+
+
+def test_turns_that_were_never_asked_are_counted(tmp_path):
+    """A session ends with the turn that failed; of 300 turns that were planned 280 were sent."""
+    run = make_run(tmp_path / "run", [[replace(spoken(0.0), plan={"session_turns": 5})]])
+    (entry,) = run.document["cell_runs"]
+    said = "20 of 300 turns were never asked"
+    assert not any("never asked" in note for note in summarise(run)["cells"][0]["notes"])
+    entry |= {"planned": 300, "sent": 280}
+    assert any(said in note for note in summarise(run)["cells"][0]["notes"])
+    run.document["plan"]["duration_s"] = 60.0
+    assert not any("never asked" in note for note in summarise(run)["cells"][0]["notes"]), "its time was over"
+
+
+def test_up_and_down_again_is_told_as_it_was(tmp_path):
+    up_and_down = [{"duration_s": 50.0, "start": rate, "end": rate, "exponential": False} for rate in (2.0, 6.0, 2.0)]
+    cell = summary(tmp_path, moving(up_and_down, thinned(up_and_down, 1)))
+    assert "from 2 to 6 to 2 req/s by design" in flags(cell)["not-steady-state"][1]
 
 
 def test_the_arrivals_are_told_in_figures(tmp_path):

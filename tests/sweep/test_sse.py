@@ -127,7 +127,8 @@ def same(one_answer: Answer, other: Answer) -> bool:
     """Equal but for stamps, which are what a split decides."""
 
     def without_stamps(answer: Answer) -> Answer:
-        return replace(answer, token_ns=(0,) * len(answer.token_ns), max_events_per_read=None)
+        firsts = {name: getattr(answer, name) and 0 for name in ("first_reasoning_ns", "first_content_ns")}
+        return replace(answer, token_ns=(0,) * len(answer.token_ns), max_events_per_read=None, **firsts)
 
     return without_stamps(one_answer) == without_stamps(other)
 
@@ -214,6 +215,28 @@ def test_continuous_usage_and_events_of_several_tokens():
     body = text("a b c") + text("d e f")
     answer = read_answer([(1, body), (2, text("g")), (3, DONE)])
     assert answer.token_ns == (1, 1, 2) and answer.max_events_per_read == 2
+
+
+def test_thinking_and_answer_are_timed_apart():
+    """The first token of any kind, the first of the thinking trace, the first of the answer itself."""
+
+    def said(**delta):
+        return b'data: {"choices":[{"delta":%s}]}\n\n' % json.dumps(delta).encode()
+
+    def times(*deltas):
+        answer = read_answer([(place, said(**delta)) for place, delta in enumerate(deltas, 1)])
+        return answer.token_ns[:1], answer.first_reasoning_ns, answer.first_content_ns
+
+    role, word = {"role": "assistant", "content": ""}, {"content": "hi"}
+    for name in ("reasoning", "reasoning_content"):
+        assert times(role, {name: "think"}, {name: "more"}, word, word) == ((2,), 2, 4)
+        assert times({name: "", "content": None}, word) == ((2,), None, 2)
+        assert times(word, {name: "on second thoughts"}, word) == ((1,), 2, 1)
+    assert times({"reasoning": "think", "content": "hi"}, word) == ((1,), 1, 1)
+    assert times({"reasoning_details": [{"text": "think"}]}) == ((1,), 1, None)
+    call = {"tool_calls": [{"function": {"arguments": "{"}}]}
+    assert times({"reasoning": "think"}, call) == ((1,), 1, 2), "a tool call is an answer"
+    assert (lambda a: (a.first_reasoning_ns, a.first_content_ns))(read_answer([(7, text("a"))])) == (None, 7)
 
 
 def test_what_follows_done_is_not_read():

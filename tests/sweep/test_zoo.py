@@ -78,6 +78,13 @@ def check_times(row: RequestRow, raw: RawAnswer, shape: Shape, at_ns: list[tuple
         times_s[1] if len(times_s) > 1 else None,
         times_s[-1] if times_s else None,
     ]
+    of_channel = {
+        thought: [t for t, place in zip(times_s, shape.tokens, strict=True) if (place in shape.thought) == thought]
+        for thought in (True, False)
+    }
+    assert [row.first_reasoning_s, row.first_content_s] == [
+        of_channel[thought][0] if of_channel[thought] else None for thought in (True, False)
+    ]
     if times_s:  # TTFT and the gaps make up the last token's time
         gaps = sum(b - a for a, b in pairwise(offsets))
         assert row.first_token_s + gaps == pytest.approx(row.last_token_s, abs=1e-6)
@@ -158,7 +165,8 @@ def test_every_cut_of_every_shape_in_every_frame_says_the_same(shape, frame):
         assert offsets == sorted(offsets) and set(offsets) <= {1e-9, 2e-9}
 
 
-STAMPED = ("first_token_s", "second_token_s", "last_token_s", "done_s", "max_events_per_read", "token_reads")
+STAMPED = ("first_token_s", "second_token_s", "last_token_s", "first_reasoning_s", "first_content_s", "done_s")
+READS = ("max_events_per_read", "token_reads", "shared_reads")
 
 
 @settings(max_examples=600)
@@ -174,7 +182,7 @@ def test_any_bytes_in_any_cut_are_one_row_and_no_exception(shape, frame, changes
         place %= len(wire)
         wire[place : place + gone] = new
     (whole, _), (cut, offsets) = row_of(bytes(wire), []), row_of(bytes(wire), cuts)
-    said = {name: None for name in (*STAMPED, "shared_reads")}
+    said = {name: None for name in (*STAMPED, *READS)}
     if whole.error_kind == "protocol":  # where it was noticed is part of the words
         said |= {"error": None}
     assert replace(whole, **said) == replace(cut, **said)

@@ -23,6 +23,7 @@ class Shape:
     cached_tokens: int | None = None
     finish: str | None = "length"
     error: str | None = None  # a part of the row's text
+    thought: tuple[int, ...] = ()  # those of `tokens` that are the thinking trace, not the answer
 
 
 def event(document: Any, end: bytes = b"\n\n", space: bytes = b" ") -> bytes:
@@ -130,9 +131,12 @@ OK_SHAPES = [
     Shape("empty deltas", (ROLE, chat(), chat(content=""), HI, chat(), HI, END, DONE), (3, 5)),
     Shape("empty texts", (text(""), text(None), A, text(""), B, FINISH, DONE), (2, 4)),
     Shape("choices that are none", (event({"choices": None}), event({"choices": [None, 7]}), A, FINISH, DONE), (2,)),
-    Shape("reasoning", (ROLE, chat(reasoning="think"), chat(reasoning=" more"), HI, END, DONE), (1, 2, 3)),
-    Shape("reasoning_content", (ROLE, chat(reasoning_content="think", content=None), HI, END, DONE), (1, 2)),
-    Shape("reasoning_details", (ROLE, chat(reasoning_details=[{"text": "think"}]), HI, END, DONE), (1, 2)),
+    Shape("reasoning", (ROLE, chat(reasoning="think"), chat(reasoning=" more"), HI, END, DONE), (1, 2, 3),
+          thought=(1, 2)),
+    Shape("reasoning_content", (ROLE, chat(reasoning_content="think", content=None), HI, END, DONE), (1, 2),
+          thought=(1,)),
+    Shape("reasoning_details", (ROLE, chat(reasoning_details=[{"text": "think"}]), HI, END, DONE), (1, 2),
+          thought=(1,)),
     Shape("empty reasoning", (chat(reasoning="", content=None), chat(reasoning_content=""), HI, END, DONE), (2,)),
     Shape("a tool call", (ROLE, called("f", ""), called(None, "{"), called(None, "}"), chat("tool_calls"), DONE),
           (2, 3), finish="tool_calls"),
