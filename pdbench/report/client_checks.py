@@ -107,8 +107,10 @@ def _has_room(cell: Measured) -> bool:
 def _moving(cell: Measured) -> Finding:
     """A rate that moves is not steady by design: the figures are those of the whole way."""
     found = kept_up(cell)
-    first, last = (cell.stages[0]["start"], cell.stages[-1]["end"])
-    text = f"the rate went from {first:g} to {last:g} req/s by design: a figure of the cell is one of the whole way"
+    way = [cell.stages[0]["start"], *(stage["end"] for stage in cell.stages)]
+    way = [rate for number, rate in enumerate(way) if number == 0 or rate != way[number - 1]]
+    rates = " to ".join(f"{rate:g}" for rate in way)
+    text = f"the rate went from {rates} req/s by design: a figure of the cell is one of the whole way"
     broken = next((each for each in found if each.steady is False), None)
     if broken is not None:
         a, b = broken.stretch.first, broken.stretch.last

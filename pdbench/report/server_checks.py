@@ -181,10 +181,10 @@ def _sampling_error(cell: Measured, role: str) -> float:
 
 
 MISSING = (
-    ("prefill", "queue_s", "prefill queue time"),
-    ("prefill", "prefill_s", "prefill compute time"),
+    ("prefill", "queue_s", "the time in prefill's queue"),
+    ("prefill", "prefill_s", "the time that prefill computes"),
     ("decode", "queue_s", "decode's wait (slot, transfer, poll)"),
-    ("decode", "kv_fetch_stage", "slot wait apart from transfer and polling"),
+    ("decode", "kv_fetch_stage", "the slot wait apart from transfer and polling"),
     ("decode", "running", "whether decode's slots are full"),
     ("colocated", "queue_s", "the server's queue time"),
     ("colocated", "running", "whether its slots are full"),
@@ -221,10 +221,10 @@ def _missing(cell: Measured) -> Iterator[Finding]:
             texts.append(f"{doubt.text}; its share of TTFT is in unexplained{slots}: {doubt.advice}")
     for role, canonical, meaning in MISSING:
         if role in read and not _shown(cell, role, canonical) and not (cell.dynamo and canonical in NOT_DYNAMO):
-            texts.append(f"{role} lacks {canonical}: no {meaning}")
+            texts.append(f"{role} lacks {canonical}, which tells {meaning}")
     source = "prefill" if cell.mode == PUSH else "decode"
     if source in read and not _shown(cell, source, "nixl_xfer_s") and cell.mode != COLOCATED and not cell.dynamo:
-        texts.append(f"{source} lacks nixl_xfer_s: no transfer time")
+        texts.append(f"{source} lacks nixl_xfer_s, which tells the transfer time")
     servers = {str(s.get("name")) for s in cell.deployment.get("servers", []) if s.get("role") in wanted & read}
     if unread := sorted(servers - {page.server for _, page in cell.window.pages()}):
         texts.append(f"no metrics page of {', '.join(unread)} was read: means are of the other servers")
