@@ -11,6 +11,7 @@ import asyncio
 import contextlib
 import json
 import os
+import random
 import signal
 import sys
 import time
@@ -34,6 +35,7 @@ CPU_SHARE = 0.1  # of one core, for all pages together
 COST_S = 0.0004  # of CPU a scrape, until it has been measured
 WEIGHED = 20  # scrapes between edges after which it is
 LONGEST_PAUSE_S = 15.0
+SPREAD = (0.5, 1.5)  # of a pause: chance puts each scrape anywhere in what repeats at the interval, or a part of it
 TELL_EVERY_S = 0.25
 LOGS_EVERY_S = 0.25
 
@@ -136,7 +138,10 @@ class Sampling:
         self.cost_s, self.scrapes, self.cpu_s = COST_S, 0, time.process_time()
 
     async def watch(self, page: Watched, after_s: float) -> None:
-        """Scrape one page for ever, at the interval or as seldom as its own slowness and our share of CPU ask."""
+        """Scrape one page for ever, at the interval or as seldom as its own slowness and our share of CPU ask.
+
+        That is the mean. At equal intervals a load that is even too would be met at the same point each time.
+        """
         await asyncio.sleep(after_s)
         while True:
             await self.no_edge.wait()
@@ -146,7 +151,7 @@ class Sampling:
             took_s = time.monotonic() - begun
             share_s = self.weigh() * len(self.watched) / CPU_SHARE
             pause_s = max(self.interval_s, min(LONGEST_PAUSE_S, max(OWN_SHARE * took_s, share_s)))
-            await asyncio.sleep(max(0.0, pause_s - took_s))
+            await asyncio.sleep(max(0.0, random.uniform(*SPREAD) * pause_s - took_s))
 
     def weigh(self) -> float:
         """What a scrape between edges costs us of CPU, with all that belongs to it."""

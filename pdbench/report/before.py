@@ -40,7 +40,8 @@ def _until(cell: Measured, part: Part, server: str) -> Part | None:
     if since_s is None:
         return part
     start, load = part.segment.start, part.load
-    end = start + since_s - float(cell.plan.get("sample_interval_s") or 1.0)
+    # Pages are read at the interval on average, and up to half as much later.
+    end = start + since_s - 1.5 * float(cell.plan.get("sample_interval_s") or 1.0)
     if end <= start:
         return None
     kept = replace(load, answers=load.answers.chosen(load.answers.done <= end), send_end=min(load.send_end, end))

@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from pdbench.deployment import Deployment, build
@@ -69,6 +70,20 @@ def records(path: Path) -> list[dict[str, Any]]:
 
 def value(record: dict[str, Any], canonical: str) -> float | None:
     return next((row["value"] for row in metric_rows(record) if row["canonical"] == canonical), None)
+
+
+def test_scrapes_are_in_step_with_nothing(tmp_path: Path) -> None:
+    """Constant arrivals of 4 or 8 a second come at parts of the default interval: scrapes as regular as they would find
+    the servers at one point of their round each time, idle say, and never know."""
+    path, interval_s = tmp_path / "metrics.jsonl", 0.25
+    with (
+        serving(Replay({"/metrics": page(counting)})) as replay,
+        sampling(deployment(decode=replay.url), interval_s=interval_s) as sampler,
+    ):
+        run(sampler, path, 3.0)
+    gaps = np.diff([record["t"] for record in records(path)[1:-1]])
+    # Ten gaps that are uniform over one interval lie within 0.3 of it once in 10,000 times.
+    assert len(gaps) >= 8 and gaps.max() - gaps.min() > 0.3 * interval_s, gaps
 
 
 def test_edges_are_scrapes_taken_when_asked_and_only_they_have_buckets(tmp_path: Path) -> None:
