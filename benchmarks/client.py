@@ -45,7 +45,9 @@ FLOORS = {"epoll": floors.epoll_floor, "protocol": floors.protocol_floor, "aioht
 
 @dataclass(frozen=True)
 class Load:
-    """Open loop at `rate`, or closed with `streams`. `goals` are what pdbench's client should keep to."""
+    """Open loop at `rate`, or closed with `streams`. `steps`: the tokens of all streams leave at once, as those of an
+    engine's step do (only wire.c can), where else each has a schedule of its own. `goals` are what pdbench's client
+    should keep to."""
 
     name: str
     rate: float | None
@@ -54,6 +56,7 @@ class Load:
     tokens: int
     ttft_ms: int = 50
     itl_ms: int = 20
+    steps: bool = False
     goals: tuple[tuple[str, float], ...] = ()
 
 
@@ -65,6 +68,7 @@ LOADS = [
     Load("40,000 events/s", 400, None, 2000, 100, goals=PRECISE),
     Load("16 streams x 2", None, 16, 4000, 2, 5, 2, goals=(("ms/request", 0.2),)),
     Load("64 streams", None, 64, 192, 128, goals=(*PRECISE, ("us/event", 20.0))),
+    Load("64 streams, in steps", None, 64, 192, 128, steps=True, goals=(*PRECISE, ("us/event", 20.0))),
     Load("256 streams", None, 256, 512, 128, goals=(*PRECISE, ("us/event", 20.0))),
     Load("1024 streams", None, 1024, 2048, 64, goals=(("first p99", 5.0), ("gap p99", 0.1), ("us/event", 20.0))),
 ]
@@ -99,6 +103,7 @@ def served(load: Load, directory: Path, wire: Path | None) -> Iterator[tuple[int
         command = [sys.executable, str(GROUND_TRUTH), "--log", str(log), *times]
     else:
         command = [str(wire), "serve", str(load.ttft_ms * 1000), str(load.itl_ms * 1000), str(log)]
+        command += ["steps"] if load.steps else []
     with subprocess.Popen(
         command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, preexec_fn=lambda: prefer(0)
     ) as server:

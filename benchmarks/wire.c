@@ -1,6 +1,7 @@
 /* Both ends of the benchmark's wire in C: a server with an exact schedule and a log, and a client that is the floor.
  *
- *   wire serve TTFT_US ITL_US LOG              prints its port; one event a write; each logged before its send()
+ *   wire serve TTFT_US ITL_US LOG [steps]      prints its port; one event a write; each logged before its send();
+ *                                              steps: all streams' events at once, as an engine's steps make them
  *   wire ask PORT STREAMS REQUESTS TOKENS RATE DUMP   closed loop, or open at RATE requests/s (constant); no parsing
  *
  * A log or dump record is 64 bytes of request id and the CLOCK_MONOTONIC ns of one event. */
@@ -27,6 +28,7 @@ struct record { char id[64]; int64_t ns; };
 struct conn { int fd, tokens, sent, close; int64_t due; int used; char id[64], inbox[INBOX]; };
 
 static FILE *log_file;
+static int steps;
 
 static int64_t now_ns(void) {
     struct timespec t;
@@ -70,7 +72,11 @@ static void emit(struct conn *c, int64_t itl) {
                             "[{\"index\":0,\"text\":\" tok\",\"logprobs\":null,\"finish_reason\":null}]}\n\n");
     note(c->id, now_ns());
     say(c, out, length);
-    if (++c->sent < c->tokens && c->fd >= 0) { c->due += itl; push(&next, c); return; }
+    if (++c->sent < c->tokens && c->fd >= 0) {
+        c->due = steps ? (now_ns() / itl + 1) * itl : c->due + itl;
+        push(&next, c);
+        return;
+    }
     char last[512];
     snprintf(last, sizeof last, "data: {\"choices\":[{\"index\":0,\"text\":\"\",\"finish_reason\":\"length\"}],\"usage\":"
              "{\"prompt_tokens\":16,\"completion_tokens\":%d}}\n\ndata: [DONE]\n\n", c->sent);
@@ -230,7 +236,8 @@ int main(int argc, char **argv) {
     getrlimit(RLIMIT_NOFILE, &files);
     files.rlim_cur = files.rlim_max;
     setrlimit(RLIMIT_NOFILE, &files);
-    if (argc == 5 && !strcmp(argv[1], "serve")) {
+    if ((argc == 5 || argc == 6) && !strcmp(argv[1], "serve")) {
+        steps = argc == 6 && !strcmp(argv[5], "steps");
         log_file = fopen(argv[4], "w");
         must(log_file != NULL, argv[4]);
         signal(SIGTERM, stop);
@@ -241,7 +248,7 @@ int main(int argc, char **argv) {
         ask(atoi(argv[2]), atoi(argv[3]), atoi(argv[4]), atoi(argv[5]), atof(argv[6]));
         fclose(log_file);
     } else {
-        fprintf(stderr, "usage: wire serve TTFT_US ITL_US LOG | wire ask PORT STREAMS REQUESTS TOKENS RATE DUMP\n");
+        fprintf(stderr, "usage: wire serve TTFT_US ITL_US LOG [steps] | wire ask PORT STREAMS REQUESTS TOKENS RATE DUMP\n");
         return 2;
     }
     return 0;
