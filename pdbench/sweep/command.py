@@ -225,7 +225,8 @@ def sweep(
     if out is not None:
         Run.refuse_existing(out)
     begun: list[Run] = []
-    with _last_words(begun), contextlib.ExitStack() as stack:
+    same_senders = _same_senders(workers, ray)
+    with _last_words(begun, same_senders), contextlib.ExitStack() as stack:
         if resume is not None:
             run, deployments, plan = resumed(stack, resume, flags, load, out)
             begun.append(run)
@@ -236,7 +237,7 @@ def sweep(
             plan = plan_from(asked, [deployment.target for deployment in deployments])
         signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C, before the first cell too
         run, failure = _in_event_loop(_carry_out(run, begun, deployments, plan, out, workers, ray))
-    with _last_words(begun):
+    with _last_words(begun, same_senders):
         _tell(run, failure, as_json=json)
 
 
@@ -246,26 +247,34 @@ ONE_STOP_S = 0.5  # signals this close together are one wish: GNU timeout signal
 
 
 @contextlib.contextmanager
-def _last_words(begun: list[Run]) -> Iterator[None]:
+def _last_words(begun: list[Run], same_senders: str) -> Iterator[None]:
     """However a sweep ends early: its last words name the run that it has `begun`, and how to go on."""
     try:
         yield
     except (KeyboardInterrupt, asyncio.CancelledError):
         if not begun:
             raise Interrupted("interrupted before anything was measured.") from None
-        raise Interrupted("interrupted; what was measured is saved, without a new report.", _go_on(begun[0])) from None
+        raise Interrupted(
+            "interrupted; what was measured is saved, without a new report.", _go_on(begun[0], same_senders)
+        ) from None
     except (GateFailed, InvalidRun):
         raise
     except PdbenchError as error:
         if begun and str(begun[0].path) not in error.hint:
             hint = error.hint if error.hint.endswith((".", "?")) or not error.hint else f"{error.hint}."
-            error.hint = f"{hint} {_go_on(begun[0])}".strip()
+            error.hint = f"{hint} {_go_on(begun[0], same_senders)}".strip()
         raise
 
 
-def _go_on(run: Run) -> str:
+def _same_senders(workers: int | None, ray: str | None) -> str:
+    """The options that have the rest of a run sent as its begin was: they belong to the hosts, not to the run."""
+    given = {"--workers": workers, "--ray": ray}
+    return "".join(f" {option} {shlex.quote(str(value))}" for option, value in given.items() if value is not None)
+
+
+def _go_on(run: Run, same_senders: str) -> str:
     path = shlex.quote(str(run.path))
-    return f"Go on: pdbench sweep --resume {path}, or see what there is: pdbench report {path}"
+    return f"Go on: pdbench sweep --resume {path}{same_senders}, or see what there is: pdbench report {path}"
 
 
 async def _carry_out(
@@ -311,7 +320,7 @@ async def _carry_out(
             with _stopping_on_ctrl_c(stop), Live(plan, known) as live:
                 await measure(run, plan, known, chat, live, stop, senders, _grown)
             if stop.is_set():
-                hint = f"Go on: pdbench sweep --resume {run.path}"
+                hint = f"Go on: pdbench sweep --resume {run.path}{_same_senders(workers, ray)}"
                 raise Interrupted("interrupted; what was measured is saved.", hint)
         except PdbenchError as error:
             return run, error

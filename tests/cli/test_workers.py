@@ -80,6 +80,7 @@ def test_ctrl_c_once_and_twice(testbed: Bed, tmp_path: Path, times: int) -> None
             sweep.send_signal(signal.SIGINT)
         _, err = sweep.communicate(timeout=60)
     assert sweep.returncode == 130 and "Traceback" not in err, err
+    assert "--resume run --workers 2" in " ".join(err.split()), err
     assert len(workers) == 2 and not psutil.wait_procs(workers, timeout=10)[1]
     from pdbench.run import Run as Directory
 
