@@ -14,7 +14,7 @@ import numpy as np
 
 from pdbench.run import RequestRow
 
-_PROBE_S = 0.05  # each wakes a client that has little to do, and costs it some 0.07 ms
+_PROBE_S = 0.01
 
 
 class Health:
