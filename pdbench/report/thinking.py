@@ -65,11 +65,19 @@ def content_latency(answers: Answers) -> dict[str, float]:
 
 def behind_the_thinking(answers: Answers) -> Iterator[str]:
     """A remark where TTFT is not what a reader waits for."""
-    if found := content_latency(answers):
-        yield (
-            "answers think first, and TTFT is that of the thinking trace: the answer itself began after"
-            f" {found['mean_content_ttft_ms']:,.0f} ms (mean)."
-        )
+    thinks = answers.ok & np.isfinite(answers.first_reasoning) & ~(answers.first_content <= answers.first_reasoning)
+    thinking, reached = int(thinks.sum()), thinks & np.isfinite(answers.first_content)
+    if not thinking:
+        return
+    text = (
+        f"{thinking:,} of {int(answers.ok.sum()):,} answers think first, and their TTFT is that of the thinking trace: "
+    )
+    if not np.any(reached):
+        yield f"{text}the answer itself began in none of them. Ask for more output tokens."
+        return
+    mean_ms = float((answers.first_content - answers.intended)[reached].mean() * 1000)
+    of = "" if reached.sum() == thinking else f" of the {int(reached.sum()):,} that came to it"
+    yield f"{text}the answer itself began after {mean_ms:,.0f} ms (mean{of})."
 
 
 def _thought_and_missing(cell: Measured) -> tuple[Floats, Floats]:

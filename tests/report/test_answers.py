@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from pdbench.report.answers import Answers, Load, counts, good, in_flight, latencies, rates
-from pdbench.report.thinking import content_latency
+from pdbench.report.thinking import behind_the_thinking, content_latency
 from pdbench.run import RequestRow, request_record
 from tests.report.answered import read_answers
 
@@ -51,6 +51,19 @@ def test_the_answer_behind_the_thinking_has_its_own_time() -> None:
     only = [row(10, first_reasoning_s=10.2), row(11, status="truncated", first_reasoning_s=11.2, first_content_s=11.3)]
     assert content_latency(answers(*thinking, *only)) == found, "who was cut before the answer has no such time"
     assert content_latency(answers(*[row(i, first_content_s=i + 0.2) for i in range(10)])) == {}
+
+
+def test_what_is_said_of_the_thinking_names_those_who_think_and_those_who_answer() -> None:
+    thought = [row(i, first_reasoning_s=i + 0.2) for i in range(3)]
+    reached = [row(i, first_reasoning_s=i + 0.2, first_content_s=i + 0.5) for i in range(3, 7)]
+    plain = [row(i, first_content_s=i + 0.2) for i in range(7, 10)]
+    (none,) = behind_the_thinking(answers(*thought, *plain))
+    assert none.startswith("3 of 6 answers think first") and "in none of them" in none
+    (some,) = behind_the_thinking(answers(*thought, *reached, *plain))
+    assert some.startswith("7 of 10 answers") and "after 500 ms (mean of the 4 that came to it)" in some
+    (every,) = behind_the_thinking(answers(*reached, *plain))
+    assert every.startswith("4 of 7 answers") and every.endswith("after 500 ms (mean).")
+    assert not list(behind_the_thinking(answers(*plain)))
 
 
 def test_a_request_with_one_token_has_no_tpot() -> None:
