@@ -89,7 +89,7 @@ class Moves:
     end: Floats
     nbytes: Floats
     every_s: float  # between two scrapes
-    apart: bool = False  # each ended with no other since the last scrape but one: short ones then never met
+    apart: bool = False  # each began when the one before it had surely ended
 
     @property
     def seconds(self) -> Floats:
@@ -179,10 +179,10 @@ def _moves(cell: Measured) -> Iterator[tuple[Segment, str, Moves]]:
             continue
         if after_post and (post := _total(page, "nixl_post_s", "sum")) is not None:
             spent = Gauge(count.t, _at(spent, count.t) - _at(post, count.t))
-        yield segment, page.server, _ended(count, spent, moved, ranks)
+        yield segment, page.server, ended(count, spent, moved, ranks)
 
 
-def _ended(count: Gauge, spent: Gauge, moved: Gauge, ranks: int) -> Moves:
+def ended(count: Gauge, spent: Gauge, moved: Gauge, ranks: int) -> Moves:
     """Those that ended between two scrapes are taken to have done so at even distances, each after as long."""
     t = count.t
     handles, seconds, nbytes = np.diff(count.value), np.diff(_at(spent, t)), np.diff(_at(moved, t))
@@ -194,7 +194,10 @@ def _ended(count: Gauge, spent: Gauge, moved: Gauge, ranks: int) -> Moves:
     start = end - seconds[of] / handles[of]
     order = np.argsort(start)
     every_s = float(np.median(np.diff(t))) if len(t) > 1 else 0.0
-    apart = bool(np.all(many[1:] + many[:-1] <= 1) and np.all(many <= 1))
+    ended = np.flatnonzero(many)
+    # Between the last moment when one can have ended and the first when the next can have: scrapes are not even.
+    between = t[ended[1:]] - t[ended[:-1] + 1]
+    apart = bool(np.all(many <= 1) and np.all(between >= (seconds[ended] / handles[ended])[1:]))
     return Moves(start[order], end[order], (nbytes[of] / many[of])[order], every_s, apart)
 
 

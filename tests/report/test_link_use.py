@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from pdbench.report.link_use import Moves, is_shared
+from pdbench.report.link_use import Moves, ended, is_shared
 from pdbench.report.statistics import Floats
+from pdbench.report.window import Gauge
 
 ALONE_S = 0.43
 
@@ -70,3 +71,22 @@ def test_the_time_with_any_under_way_and_the_others_met() -> None:
     assert moves.union_s(10, 20) == pytest.approx(on[:, (fine >= 10) & (fine < 20)].any(axis=0).sum() * 0.001, abs=0.02)
     others = [on[:, mine].sum(axis=0).mean() - 1 for mine in on]
     assert moves.met() == pytest.approx(np.array(others), abs=0.2)
+
+
+@pytest.mark.parametrize(
+    ("scrapes", "second_s", "apart"),
+    [
+        ([0.0, 0.5, 1.0, 1.5, 2.0], 1.2, True),  # it began at 0.6 at the earliest: 1.0 less 0.4
+        ([0.0, 0.5, 0.75, 1.25, 1.75], 1.2, False),  # and here perhaps at 0.35
+        ([0.0, 0.5, 0.75, 1.25, 1.75], 1.6, True),
+        ([0.0, 0.5, 1.0, 1.5, 2.0], 0.9, False),
+    ],
+)
+def test_transfers_never_met_only_where_no_scrape_leaves_room_for_it(
+    scrapes: list[float], second_s: float, apart: bool
+) -> None:
+    """Two of 0.4 s each; the first ended at 0.45 s, or at any other moment before 0.5."""
+    t = np.array(scrapes)
+    count = (t >= 0.45).astype(float) + (t >= second_s)
+    found = ended(Gauge(t, count), Gauge(t, 0.4 * count), Gauge(t, 1e9 * count), 1)
+    assert len(found.start) == 2 and found.apart is apart
