@@ -201,8 +201,9 @@ def _answer_for_load(handoff: Handoff, load: Asked, found: dict[int, BreakEven |
         return f"Two GPUs do not carry {where}: co-located or as P/D, a queue grows without end."
     need = _need(handoff, load, tokens, even)
     if need.gb_s is None or need.latency_gb_s is None:
-        short = "even a transfer that takes no time is" if even.total_latency_ms <= 0 else "t0 alone takes"
-        return f"P/D does not pay at {where}: {short} longer than the interference it removes."
+        if even.total_latency_ms <= 0:
+            return f"P/D does not pay at {where}: even with a transfer that takes no time, answers take longer."
+        return f"P/D does not pay at {where}: t0 alone takes longer than the interference it removes."
     answer = f"At {where} P/D needs {number(need.gb_s)} GB/s ({number(need.gb_s * 8)} Gbit/s): "
     if need.binds == "load":
         answer += f"carrying the prompts binds; for lower total latency {number(need.latency_gb_s)} would do"

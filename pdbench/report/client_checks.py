@@ -61,8 +61,9 @@ def _not_steady(cell: Measured) -> Iterator[Finding]:
             f"requests in flight grew from {seen.flight.first:.0f} to {seen.flight.last:.0f}:"
             " the mean is a figure of this run's length"
         )
+    closed = cell.rate is None and cell.streams is not None  # it overloads nothing: its streams wait for their answers
     if seen.one_burst:
-        short = not reasons and _has_room(cell)
+        short = not reasons and (closed or _has_room(cell))
         reasons.append(
             f"{seen.peak_in_flight} of {seen.requests} requests were in flight at once:"
             " the mean is a figure of the number of prompts"
@@ -79,13 +80,14 @@ def _not_steady(cell: Measured) -> Iterator[Finding]:
         return
     if short and len(reasons) == 1:
         longer = f"Run longer: --num-prompts {LONGER * seen.peak_in_flight} or more, or a longer --duration"
-        yield Finding("not-steady-state", VOID, f"{reasons[0]}. {longer}; slots and prefill have room for this load.")
+        room = "; slots and prefill have room for this load" if _has_room(cell) else ""
+        yield Finding("not-steady-state", VOID, f"{reasons[0]}. {longer}{room}.")
         return
     if cell.rate is not None and cell.achieved is not None:
         sent = len(cell.answers) / cell.send_s
         by_chance = f" ({sent:.2f} were sent)" if abs(sent / cell.rate - 1) > TELLING_SHARE else ""
         reasons.append(f"{cell.achieved:.2f} of {cell.rate:g} req/s came out{by_chance}")
-    lower = "Lower --speed" if cell.plan.get("trace") else "Lower the rate"
+    lower = "Lower --speed" if cell.plan.get("trace") else "Lower --max-concurrency" if closed else "Lower the rate"
     if (slow := slow_server(cell) or slow_prefill(cell)) is not None:
         reasons.append(slow.text())
         lower = f"Find out why {slow.server} is slow, l{lower[1:]}"

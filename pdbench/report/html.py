@@ -264,7 +264,7 @@ _TERMS = (
     ("ITL", "inter-token latency: each gap between streamed outputs"),
     ("TPOT", "time per output token of one request: (end to end - TTFT) / (output tokens - 1)"),
     ("E2EL", "end-to-end latency"),
-    ("got", "answers a second, over the time of sending moved on by one answer"),
+    ("got", "answers a second, counted over the time of sending, shifted later by the mean E2EL"),
     ("goodput", "requests/s that meet every SLO"),
     ("slot", "one of max-num-seqs of the decode servers"),
     ("waiting, running", "as in vLLM's gauges"),

@@ -68,6 +68,14 @@ def test_overload(tmp_path: Path) -> None:
     assert severity == "void" and "TTFT grows" in evidence and "figure of this run's length" in evidence
 
 
+def test_a_burst_of_a_closed_loop_is_told_to_run_longer(tmp_path: Path) -> None:
+    """Its streams wait for their answers, so it overloads nothing, however full the slots are."""
+    severity, evidence = flags(tmp_path, World(streams=40, n=60, slots=48, rate=None))["not-steady-state"]
+    assert severity == "void" and "requests were in flight at once" in evidence
+    assert "Run longer: --num-prompts 400 or more" in evidence
+    assert "the rate" not in evidence and "don't help" not in evidence
+
+
 def test_a_cell_that_was_only_too_short_is_told_to_run_longer(tmp_path: Path) -> None:
     """Eleven requests in a second hold 0.64 s each: with 30 slots they need a third of them, with 8 more than all."""
     burst: dict[str, Any] = {"rate": 16, "n": 11, "prefill_s": 0.01, "times": np.arange(11) / 30}
