@@ -175,10 +175,10 @@ def test_a_resume_that_is_ended_before_its_first_cell_names_its_run(tmp_path: Pa
 @pytest.mark.parametrize("ends", [KeyboardInterrupt(), asyncio.CancelledError(), StorageError("full.", "Free space.")])
 def test_the_last_words_name_the_run(tmp_path: Path, ends: BaseException) -> None:
     run = RunDirectory.create(tmp_path / "my run", {})
-    with pytest.raises(PdbenchError) as last, _last_words([run]):
+    with pytest.raises(PdbenchError) as last, _last_words([run], ""):
         raise ends
     assert f"pdbench sweep --resume '{run.path}'" in last.value.hint and "pdbench report" in last.value.hint
-    with pytest.raises(Interrupted) as nothing, _last_words([]):
+    with pytest.raises(Interrupted) as nothing, _last_words([], ""):
         raise KeyboardInterrupt
     assert not nothing.value.hint
 
