@@ -19,8 +19,8 @@ from pdbench.littles_law.batch import Batch, Closed, Tpot, batch_waits, closed_l
 from pdbench.littles_law.slots import mean_wait_s
 from pdbench.report.causes.case import NOTICED_MS, NOTICED_TURNS
 from pdbench.report.causes.case import WAIT_SHARE as NAMED_SHARE
-from pdbench.report.cell import COLOCATED, Measured
-from pdbench.report.demand import Slots, slots_by_server
+from pdbench.report.cell import Measured
+from pdbench.report.demand import Slots, prefill_hold_s, slots_by_server
 
 WAIT_SHARE = 0.10  # of the mean E2EL without the wait for a slot
 HEADROOM = 0.75  # slot use to plan for; no universal threshold exists
@@ -146,7 +146,7 @@ def closed_cell(cell: Measured, slots: Slots, wait_ms: float, count: int, stream
     tpot, e2el = cell.answers.mean(cell.answers.tpot_ms), cell.answers.mean(cell.answers.e2el_ms)
     if not tokens or not tpot or not e2el:
         return None
-    own_ms = cell.window.mean_ms("colocated", "prefill_s") or 0.0 if cell.decoder == COLOCATED else 0.0
+    own_ms = 1000 * (prefill_hold_s(cell) or 0.0)
     elsewhere_s = max(0.0, e2el - wait_ms - tokens * tpot - own_ms) / 1000
     slope = turns.slope_ms if turns is not None and turns.slope_ms else 0.0
     batch = turns.streams / servers if turns is not None else 1.0

@@ -131,14 +131,17 @@ def _flat(found: tuple[float, float], counted: float) -> tuple[float, float, flo
 
 
 def _slots(cell: Measured) -> Iterator[Check]:
-    """Slots that the answers held by Little's law, against the slots that were seen in use over the whole window."""
-    slots = slots_of(cell)
-    area, time = cell.window.integral(cell.decoder, "running"), cell.window.duration_s
-    tokens, tpot = cell.answers.output_tokens, cell.answers.tpot_ms
-    held_s = float(np.nansum((tokens * tpot)[cell.answers.ok])) / 1000
-    if area is None or not time or slots.held is None:
+    """Slots that the answers held by Little's law, against the slots that were seen in use over the whole window.
+
+    A request holds one from its first step to its last token. The first step (co-located the prompt, on decode one turn
+    with what its handoff does to the loop) is the server's own sum where it has one, else taken to be a TPOT.
+    """
+    answers, time = cell.answers, cell.window.duration_s
+    area, first_s = cell.window.integral(cell.decoder, "running"), cell.window.mean_s(cell.decoder, "prefill_s")
+    if area is None or not time or slots_of(cell).held is None:
         return
-    own = slots.prefill_held or 0.0
+    steps = answers.output_tokens - (0 if first_s is None else 1)
+    held_s = float(np.nansum((steps * answers.tpot_ms)[answers.ok])) / 1000 + answers.count("ok") * (first_s or 0.0)
     gauges = [g for _, _, _, g in cell.window.gauges(cell.decoder, "running")]
     error = float(np.sqrt(sum(float(np.sum((np.diff(g.value) * np.diff(g.t)) ** 2)) for g in gauges))) / 2 / time
-    yield Check("slots in use against tokens x TPOT", area / time, held_s / time + own, error, "slots")
+    yield Check("slots in use against first step + further tokens x TPOT", area / time, held_s / time, error, "slots")

@@ -28,7 +28,7 @@ class Slots:
     available: int | None
     source: str | None
     reached: bool  # running touched the limit while requests waited for a slot
-    prefill_held: float | None = None  # co-located: slots that requests hold while their prompt is computed
+    prefill_held: float | None = None  # co-located: slots held for prompts, beside `needed`
     role: str = "decode"  # whose slots
 
     @property
@@ -58,9 +58,23 @@ def slots_of(cell: Measured) -> Slots:
     """Slots of the decode (or co-located) servers together, and the load's demand by Little's law."""
     needed, held = _needed_and_held(cell)
     available, source = _available(cell)
-    prefill = cell.window.mean_s("colocated", "prefill_s") if cell.mode == COLOCATED else None
+    prefill = prefill_hold_s(cell)
     own = None if prefill is None or cell.offered is None else cell.offered * prefill
     return Slots(needed, held, available, source, reached(cell), own, cell.decoder)
+
+
+def prefill_hold_s(cell: Measured) -> float | None:
+    """How long a co-located request holds its slot beside tokens x TPOT, in seconds; `None` on other roles and where
+    no page tells.
+
+    A slot is held from the first scheduled step to the last token: prefill, which ends with the first token, and
+    (tokens - 1) x TPOT. Tokens x TPOT has a step for the first token already.
+    """
+    prefill = cell.window.mean_s("colocated", "prefill_s") if cell.mode == COLOCATED else None
+    if prefill is None:
+        return None
+    steps_ms = np.nan_to_num(cell.answers.tpot_ms[cell.answers.ok])
+    return max(0.0, prefill - (float(steps_ms.mean()) / 1000 if len(steps_ms) else 0.0))
 
 
 def _needed_and_held(cell: Measured) -> tuple[float | None, float | None]:

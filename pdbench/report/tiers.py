@@ -14,7 +14,7 @@ from typing import Any
 
 from pdbench.report import steady_state
 from pdbench.report.cell import COLOCATED, PUSH, Measured
-from pdbench.report.demand import slots_of
+from pdbench.report.demand import prefill_hold_s, slots_of
 from pdbench.report.grid import shapes
 from pdbench.report.handoffs import handoffs_of
 from pdbench.report.link_use import link_use
@@ -114,8 +114,7 @@ def _decode_qps(cell: Measured) -> float | None:
     turns = cell.turns
     if turns is not None and turns.slope_ms is not None and turns.streams < BUSY_RUNNING * slots.available:
         tpot += turns.slope_ms * (slots.available - turns.streams)
-    own = cell.window.mean_s("colocated", "prefill_s") if cell.mode == COLOCATED else None
-    held_s = tokens * tpot / 1000 + (own or 0.0)
+    held_s = tokens * tpot / 1000 + (prefill_hold_s(cell) or 0.0)
     return slots.available / held_s if held_s > 0 else None
 
 

@@ -14,6 +14,7 @@ from pdbench.report.advice import HeldLoop, acceptable_s, expected_wait_s, slots
 from pdbench.report.causes.case import BESIDE_SHARE, NOTICED_TURNS, WAIT_SHARE, Case, Cause, Part, Taken
 from pdbench.report.causes.first_turns import stall_together_ms
 from pdbench.report.causes.posting import EXPLAINS, SEEN, behind_posts, posted_share, posting, posts_on_loop
+from pdbench.report.demand import prefill_hold_s
 from pdbench.report.grid import through_origin
 from pdbench.report.split import Split
 from pdbench.report.turns import OFTEN, Estimate, Turns
@@ -284,7 +285,7 @@ def beside_prompts(case: Case) -> Tpot | None:
         return None
     missed = max(1.0, turns.streams / most)
     stall_ms = max(0.0, 1 - turns.quiet_ms / turns.mean_ms) / turns.handoffs_s * 1000 * missed  # by all servers
-    own_ms = case.cell.window.mean_ms("colocated", "prefill_s") or 0.0
+    own_ms = 1000 * (prefill_hold_s(case.cell) or 0.0)
     quiet = Tpot.measured(turns.quiet_ms, turns.slope_ms or 0.0, turns.streams)
     tpot = Tpot(quiet.alone_ms + own_ms / tokens, quiet.slope_ms + stall_ms / tokens)
     return tpot if rate * tokens * tpot.slope_ms / 1000 >= LOOP_SHARE else None
