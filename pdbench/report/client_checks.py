@@ -16,13 +16,13 @@ from pdbench.report.demand import slots_of
 from pdbench.report.finding import VOID, WARN, Finding
 from pdbench.report.link_load import link_load
 from pdbench.report.one_full import one_full
+from pdbench.report.sent_rate import TELLING_SHARE
 from pdbench.report.short_cell import too_short
 from pdbench.report.short_run import short_run
 from pdbench.report.slow_server import slow_server
 from pdbench.report.statistics import needed_for
 from pdbench.report.thinking import thinking_dropped, thought_before
 from pdbench.report.uneven_prefill import one_prefill_overloaded, slow_prefill
-from pdbench.report.wording import TELLING_SHARE
 
 FAILED_VOID_SHARE = 0.05
 MISMATCH_VOID_SHARE = 0.01

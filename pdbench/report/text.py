@@ -15,6 +15,7 @@ from pdbench.report.capacity.text import probe_tables
 from pdbench.report.columns import NUMBERS, Column, Layout, arrange, reach_of, split_columns, target_column
 from pdbench.report.leg_tables import drive_column, leg_lines
 from pdbench.report.part_tables import part_lines
+from pdbench.report.sent_rate import not_the_servers
 from pdbench.report.wording import (
     TOO_FEW,
     CellSummary,
@@ -39,7 +40,6 @@ from pdbench.report.wording import (
     part_name,
     place,
     queue_note,
-    sent_by_chance,
     sentence,
     share_in_words,
     slos,
@@ -193,7 +193,7 @@ def _numbers(
             yield from _row(cell, row, layout)
     said = [f"{short}: {name}" for short, name in meant.items() if any(short in row for row in layout.rows)]
     heads = {" ".join(head).strip() for head in layout.heads}
-    said += [note] if "got req/s" in heads and (note := sent_by_chance(summary)) else []
+    said += [note] if "got req/s" in heads and (note := not_the_servers(summary)) else []
     for note in [*said, *_legend(layout, cells, slos(summary))]:
         yield hanging(Text(), Text(note, style="dim"))
 

@@ -17,7 +17,6 @@ _ESCAPE_SEQUENCE = re.compile(
 )
 
 TOO_FEW = "too-few-requests"
-TELLING_SHARE = 0.1  # by which a rate differs from another before it is worth a word
 INTERRUPTED = "interrupted"
 _OWN_HOST = re.compile(r"(?:Run|Move) pdbench (?:on|to) a host of its own(?:, or lower the rate)?\.")
 _BUSY_HERE = "This machine was busy: close what else runs, then repeat."  # where servers and client must share it
@@ -231,34 +230,6 @@ def which(concerned: int, of: int, first: CellSummary, target: bool = False) -> 
     if concerned == 1:
         return place(first, target)
     return f"{'every cell' if concerned == of else counted(concerned, 'cell')}, such as {place(first, target)}"
-
-
-def sent_by_chance(summary: Summary) -> str:
-    """Why cells were sent another rate than asked, whatever the servers did with it; empty where none was.
-
-    Random arrivals are so many on average only: a short cell may have a third fewer.
-    """
-    cells: Sequence[CellSummary] = summary.get("cells") or []
-    if (summary.get("plan") or {}).get("arrivals") not in ("poisson", "gamma"):
-        return ""
-    concerned = [cell for cell in cells if _off_by_chance(cell)]
-    if not concerned:
-        return ""
-    first = concerned[0]
-    where = which(len(concerned), len(cells), first, len(targets(summary)) > 1)
-    due = float(first["request_rate"]) * float(first["duration_s"])
-    sent = f"{first['sent']:,} where {due:,.0f} are due on average; longer cells come closer"
-    return f"by chance another number than asked was sent in {where}: {sent}"
-
-
-def _off_by_chance(cell: CellSummary) -> bool:
-    """Whether another number than was due was sent, as chance has it, and nearly all was answered in time."""
-    asked, sent, took = cell.get("request_rate"), cell.get("sent"), cell.get("duration_s")
-    got = cell.get("request_throughput")
-    if not asked or not sent or not took or got is None or is_cut(cell) or "arrivals-off" in void_codes(cell):
-        return False
-    rate = float(sent) / float(took)
-    return abs(rate / float(asked) - 1) > TELLING_SHARE and abs(float(got) / rate - 1) <= TELLING_SHARE
 
 
 def verdict_mark(cell: CellSummary) -> str:

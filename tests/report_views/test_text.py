@@ -54,24 +54,36 @@ def test_where_nothing_is_valid_the_terminal_says_what_voids_it_once():
     assert "kv-expired (" not in shown({**of_bad, "cells": [*bad, cell_summary(2, 1, 1024, validity=[])]})
 
 
+CHANCE, GAP, EDGE = "are due on average", "equal gaps begin with a gap", "outside of the time in which got counts"
+
+
 @pytest.mark.parametrize(
-    ("sent", "got", "arrivals", "explained"),
+    ("sent", "answered", "got", "arrivals", "explained"),
     [
-        (12, 1.2, "poisson", True),  # a third fewer came, and were answered as they came
-        (28, 2.8, "poisson", True),
-        (20, 1.2, "poisson", False),  # all came, and the servers fell behind
-        (12, 0.7, "poisson", False),  # both: the servers are what matters
-        (12, 1.2, "constant", False),  # no chance in these
-        (19, 1.9, "poisson", False),
+        (12, 12, 1.2, "poisson", [CHANCE]),  # a third fewer came, and were answered as they came
+        (28, 28, 2.8, "poisson", [CHANCE]),
+        (19, 19, 1.9, "poisson", [CHANCE]),
+        (8, 8, 0.7, "poisson", [CHANCE, EDGE]),
+        (20, 20, 1.8, "poisson", [EDGE]),
+        (20, 20, 1.2, "poisson", []),  # all came, and the servers fell behind
+        (12, 12, 0.7, "poisson", []),  # both: the servers are what matters
+        (12, 11, 1.1, "poisson", []),
+        (19, 19, 1.9, "constant", [GAP]),
+        (12, 12, 1.2, "constant", []),  # neither chance nor a gap
+        (20, 20, 2.0, "poisson", []),
     ],
 )
-def test_a_rate_that_chance_made_is_told_from_one_that_servers_made(sent, got, arrivals, explained):
-    changes = {"sent": sent, "completed": sent, "duration_s": 10.0, "request_throughput": got}
+def test_a_rate_that_the_servers_did_not_make_is_told(sent, answered, got, arrivals, explained):
+    changes = {"sent": sent, "completed": answered, "duration_s": 10.0, "request_throughput": got, "validity": []}
     summary = {**grid_summary(), "cells": [cell_summary(0, 2, 1024, **changes)]}
     summary["plan"] = {**summary["plan"], "arrivals": arrivals}
     said = " ".join(shown(summary).split())
-    told = f"by chance another number than asked was sent in 2 req/s x 1,024 tokens: {sent} where 20"
-    assert (told in said) == explained and ("by chance" in said) == explained
+    told = f"got is not what was asked in 2 req/s x 1,024 tokens, yet all {sent} that were sent were answered"
+    assert [why for why in (CHANCE, GAP, EDGE) if why in said] == explained
+    assert (told in said) == bool(explained)
+    void = {"code": "not-steady-state", "severity": "void", "evidence": "TTFT grows 40 ms per request"}
+    summary["cells"][0]["validity"] = [void]
+    assert "yet all" not in shown(summary)
 
 
 def test_a_request_without_a_whole_answer_is_counted_once():
