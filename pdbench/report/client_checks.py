@@ -15,6 +15,7 @@ from pdbench.report.client_health import client_saturated, connection_cost
 from pdbench.report.demand import slots_of
 from pdbench.report.finding import VOID, WARN, Finding
 from pdbench.report.link_load import link_load
+from pdbench.report.lost_workers import lost_text
 from pdbench.report.one_full import one_full
 from pdbench.report.sent_rate import TELLING_SHARE
 from pdbench.report.short_cell import too_short
@@ -182,25 +183,11 @@ def _most_waiting(cell: Measured) -> float:
 
 def _arrivals_off(cell: Measured) -> Iterator[Finding]:
     """What was sent is not the named process."""
-    if (found := _lost_workers(cell)) is not None:
+    if (found := lost_text(cell)) is not None:
         yield Finding("arrivals-off", VOID, f"{found}. Measure the cell again: pdbench sweep --resume RUN.")
         return
     if (found := arrivals_off(cell)) is not None:
         yield Finding("arrivals-off", VOID, f"{found}. Check client health, then repeat the cell.")
-
-
-def _lost_workers(cell: Measured) -> str | None:
-    """What the cell lacks because a process that sent a share of it was lost."""
-    entry = cell.parts[0].entry
-    lost, gone = entry.get("lost") or [], entry.get("not_measured")
-    if not lost:
-        return None
-    which = f"{len(lost)} of {len(lost) + len(cell.parts[0].client.get('workers') or ())} load workers"
-    how_many = "nobody knows how many" if gone is None else f"{gone:,} of {entry.get('planned'):,}"
-    return (
-        f"{which} {'was' if len(lost) == 1 else 'were'} lost ({lost[0].get('why')}): {how_many} requests were not"
-        " measured, and what was sent is not what was asked for"
-    )
 
 
 def _failed(cell: Measured) -> Iterator[Finding]:

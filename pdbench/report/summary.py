@@ -44,6 +44,7 @@ from pdbench.report.imports.told import told_cells
 from pdbench.report.legs import add_proxy_costs, legs_ms, traffic_of
 from pdbench.report.link_load import link_load
 from pdbench.report.link_use import link_use
+from pdbench.report.lost_workers import not_measured
 from pdbench.report.material import Material, material
 from pdbench.report.prefix import fewer_hits, prefix_cache
 from pdbench.report.shapes import turns_not_asked
@@ -202,17 +203,11 @@ def figures(cell: Measured) -> dict[str, Any]:
         "duration_s": cell.send_s,
         "offered_rate": cell.rate,
         **counts(cell.answers),
-        **_not_measured(cell),
+        **not_measured(cell),
         **rates([part.load for part in cell.parts], goodput),
         **latencies(cell.answers),
         **content_latency(cell.answers),
     }
-
-
-def _not_measured(cell: Measured) -> dict[str, int]:
-    """Requests that were lost with the load worker that sent them. How they ended nobody knows: they did not fail."""
-    lost = [int(part.entry["not_measured"]) for part in cell.parts if part.entry.get("not_measured") is not None]
-    return {"not_measured": sum(lost)} if lost else {}
 
 
 def _split_keys(split: Split | None) -> dict[str, Any]:

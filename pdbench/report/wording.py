@@ -125,13 +125,29 @@ def interruption(plan: Mapping[str, Any], cells: Sequence[CellSummary]) -> str:
 
 
 def cut_short(cell: CellSummary) -> str:
-    """What an interrupted cell has: `cut short: 6 of 11 answered`."""
+    """What an interrupted cell has: `cut short: 6 of 11 answered`, and what it lacks where a load worker was lost."""
     answered, sent = cell.get("completed") or 0, cell.get("sent")
-    gone = cell.get("not_measured")
-    lost = "" if gone is None else f", {gone:,} not measured: a load worker was lost"
+    gone, lost = cell.get("not_measured"), cell.get("lost_workers")
+    missing = ""
+    if gone is not None:
+        missing = f", {gone:,} not measured: a load worker was lost"
+    elif lost:
+        unknown = "what it left to send is not known, and was not measured"
+        missing = f", but a load worker was lost: {streams_gone(lost) or unknown}"
     if not answered:
-        return f"cut short before any answer{lost}"
-    return f"cut short: {answered:,}{'' if sent is None else f' of {sent:,}'} answered{lost}"
+        return f"cut short before any answer{missing}"
+    if gone is None and lost:
+        return f"cut short: {answered:,} answered{missing}"
+    return f"cut short: {answered:,}{'' if sent is None else f' of {sent:,}'} answered{missing}"
+
+
+def streams_gone(lost: Mapping[str, Any]) -> str:
+    """`8 of 16 streams sent nothing from second 12 of 60 on`: what a closed loop that lasts a time lacks."""
+    if not lost.get("streams"):
+        return ""
+    since, lasted = lost.get("from_s"), lost.get("of_s")
+    when = "" if since is None or lasted is None else f" from second {since:.0f} of {lasted:.0f} on"
+    return f"{lost['streams']:,} of {lost['of_streams']:,} streams sent nothing{when or ' any more'}"
 
 
 def cell_sentence(cell: CellSummary) -> str:

@@ -137,9 +137,12 @@ def _loss(hand: Hand, run: Run) -> dict[str, Any]:
     rows, _ = share_paths(run, hand.job)
     tables.closed(rows)
     measured = sum(len(piece) for piece in tables.lines(rows)) if rows.exists() else 0
-    planned = share_of(hand.job).planned
-    not_measured = None if planned is None else planned - measured
-    lost = {"worker": hand.job.worker, "why": hand.lost, "measured": measured, "not_measured": not_measured}
+    share = share_of(hand.job)
+    not_measured = None if share.planned is None else share.planned - measured
+    lost: dict[str, Any] = {"worker": hand.job.worker, "why": hand.lost, "measured": measured}
+    lost |= {"not_measured": not_measured, "last_heard_s": hand.heard_s - run.origin_ns / 1e9}
+    if share.offsets is None:
+        lost["streams"] = share.streams
     return lost if hand.host is None else {**lost, "host": hand.host}
 
 

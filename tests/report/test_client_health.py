@@ -65,6 +65,23 @@ def test_streams_that_went_with_a_lost_worker_are_not_the_clients_fault(tmp_path
     (cell,) = summarise(run)["cells"]
     found = {flag["code"]: flag["evidence"] for flag in cell["validity"]}
     assert "client-saturated" not in found and "nobody knows how many" in found["arrivals-off"]
+    assert "cut short: 80 answered, but a load worker was lost: what" in cell["verdict"]
+
+
+@pytest.mark.parametrize(("streams", "left"), [(1, None), (3, None), (1, 20)])
+def test_the_verdict_of_a_cell_that_lost_a_worker_says_what_is_missing(
+    tmp_path: Path, streams: int, left: int | None
+) -> None:
+    """All that was sent may have been answered, and half of the load is missing all the same."""
+    run = make_run(tmp_path / "run", [[World(rate=None, streams=4, n=80, prefill_s=0.1, tokens=16)]])
+    entry = run.document["cell_runs"][0]
+    lost = {"worker": 0, "why": "its process was ended by signal 9", "measured": 6, "not_measured": left}
+    lost |= {"streams": streams, "last_heard_s": entry["start_s"] + 3.0}
+    entry |= {"state": "interrupted", "lost": [lost], "not_measured": left}
+    (cell,) = summarise(run)["cells"]
+    since = f"{streams} of 4 streams sent nothing from second 3 of {cell['duration_s']:.0f} on"
+    missing = "20 not measured: a load worker was lost" if left else since
+    assert missing in cell["verdict"] and since in next(iter(cell["validity"]))["evidence"]
 
 
 def test_streams_that_pause_by_design_or_are_too_few_are_not_judged(tmp_path: Path) -> None:
