@@ -75,6 +75,26 @@ def test_a_pool_uses_a_connection_again(client):
     assert [raw.connected_ns is not None for raw in found] == [True, False, False, False, False]
 
 
+@pytest.mark.parametrize(("host", "at_once"), [("127.0.0.1", True), ("::1", True), ("127.0.0.2", False)])
+def test_a_connection_stands_at_once_or_when_the_loop_tells(host, at_once):
+    """Over loopback the kernel has done the handshake by then; anywhere else (127.0.0.2 is not asked) it takes a
+    while. The answer is the same."""
+
+    async def go(url: str) -> tuple[bool, RawAnswer]:
+        async with CLIENTS["socket"](url, False) as sender:
+            opening = sender.open(request_to(url))
+            stood = opening._connection.connected_ns is not None
+            await opening.settled(5.0)
+            assert opening._connection.connected_ns is not None
+            return stood, await sender.start(request_to(url), time.monotonic_ns(), 5.0, opening)
+
+    with scripted(Counting(whole), host) as url:
+        stood, raw = asyncio.run(go(url))
+    assert stood == at_once
+    assert raw.end == "complete" and b"".join(data for _, data in raw.reads) == ANSWER
+    assert raw.opened_ns < raw.connected_ns <= raw.sent_ns
+
+
 def answers(*heads: bytes) -> Answer:
     """These answers on each connection, the last one again and again."""
 
