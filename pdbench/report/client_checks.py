@@ -156,14 +156,15 @@ def _stall(cell: Measured) -> Iterator[Finding]:
             return
 
 
-def stall_limit_s(cell: Measured) -> float:
+def stall_limit_s(cell: Measured, least_s: float = STALL_S) -> float:
     """Silence up to this long has a cause that is no hang: steps, a co-located prompt, or posting on decode's loop.
+    Less than `least_s` is not looked into.
 
     When a slot frees, pull posts the loads of all that wait, one after the other, and no stream gets a token meanwhile.
     """
     cell = cell.as_read
     tpot_s = (cell.answers.mean(cell.answers.tpot_ms) or 0.0) / 1000
-    limits = [STALL_S, STALL_TPOTS * tpot_s]
+    limits = [least_s, STALL_TPOTS * tpot_s]
     if (prefill_s := cell.window.mean_s("colocated", "prefill_s")) is not None:
         limits.append(STALL_PREFILLS * prefill_s)
     if (post_s := cell.window.mean_s("decode", "nixl_post_s")) is not None:

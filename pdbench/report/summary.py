@@ -44,6 +44,7 @@ from pdbench.report.imports.told import told_cells
 from pdbench.report.legs import add_proxy_costs, legs_ms, traffic_of
 from pdbench.report.link_load import link_load
 from pdbench.report.link_use import link_use
+from pdbench.report.longest_gap import longest_gap
 from pdbench.report.lost_workers import not_measured
 from pdbench.report.material import Material, material
 from pdbench.report.prefix import fewer_hits, prefix_cache
@@ -162,6 +163,7 @@ def cell_summary(cell: Measured, peers: Peers | None = None) -> dict[str, Any]:
         "client": _client_keys(cell),
         "foreign": cell.parts[0].entry.get("foreign") if len(cell.parts) == 1 else None,
         "notes": [
+            *longest_gap(cell, validity),
             *_notes(cell, split),
             *held_unseen(case, causes),
             *(check.note() for check in checks if not check.agrees),

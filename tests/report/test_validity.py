@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -9,9 +10,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+from rich.console import Console
 
 from pdbench.report.arrivals_check import departure
 from pdbench.report.summary import exit_code_of, summarise
+from pdbench.report.text import print_summary
+from pdbench.testbed.settings import Settings
+from tests.planted.virtual import sweep
 from tests.report.queue_simulation import Req, World, make_run
 
 Rows = list[list[Any]]
@@ -192,8 +197,10 @@ def test_a_stall_seen_by_the_client(tmp_path: Path) -> None:
         }
         r.offsets = late
 
-    severity, evidence = flags(tmp_path, World(rate=4, n=160, spoil=[hold]))["stall"]
-    assert severity == "void" and "6.0 s" in evidence
+    (cell,) = summarise(make_run(tmp_path / "run", [[World(rate=4, n=160, spoil=[hold])]]))["cells"]
+    (void,) = [flag for flag in cell["validity"] if flag["severity"] == "void"]
+    assert void["code"] == "stall" and "6.0 s" in void["evidence"]
+    assert not any(note.startswith("the longest gap") for note in cell["notes"]), "said once"
 
 
 def test_a_stall_seen_on_decodes_page(tmp_path: Path) -> None:
@@ -374,3 +381,40 @@ def test_an_answer_from_freed_kv_is_spoken_of_where_there_was_one(
         "cells"
     ][0]
     assert said in next(cause["evidence"] for cause in cell["diagnosis"] if cause["cause"] == "kv-expired")
+
+
+@pytest.mark.parametrize(
+    ("rate", "settings", "said"),
+    [
+        (6, {"stall_s": 1.5, "stall_at_s": 3.0}, "the longest gap between tokens is 1.5 s"),
+        (3, {"stall_s": 2.0, "stall_at_s": 4.0}, "nobody got a token for 1."),  # no stream was under way
+        (6, {"stall_s": 0.6, "stall_at_s": 3.0}, ""),
+        (6, {"stall_s": 4.0, "stall_at_s": 3.0}, "the longest gap between tokens is 4.0 s"),  # and void
+    ],
+)
+def test_streams_that_stood_still_are_told(tmp_path: Path, rate: float, settings: dict[str, Any], said: str) -> None:
+    load: dict[str, Any] = {"rates": [rate], "prompt_lens": [1024], "output_len": 128, "duration_s": 9.0}
+    summary = summarise(sweep(tmp_path / "run", {"default": Settings(mode="pull", **settings)}, **load).run)
+    (cell,) = summary["cells"]
+    told = [note for note in cell["notes"] if "servers' logs at that time" in note]
+    assert ("stall" in [flag["code"] for flag in cell["validity"]]) == (settings["stall_s"] > 2)
+    assert len(told) == bool(said)
+    if said:
+        assert said in told[0]
+        file = io.StringIO()
+        print_summary(summary, Console(file=file, width=80))
+        assert said in " ".join(file.getvalue().split())
+
+
+def test_streams_that_stood_still_while_others_went_on(tmp_path: Path) -> None:
+    def hold(r: Req) -> None:
+        if r.i % 2:
+            late = [o if r.arrive + o < 20.0 else o + 6.0 for o in r.offsets]
+            r.row |= {"first_token_s": r.arrive + late[0], "last_token_s": r.arrive + late[-1]}
+            r.row["done_s"] = r.arrive + late[-1]
+            r.offsets = late
+
+    (cell,) = summarise(make_run(tmp_path / "run", [[World(rate=4, n=160, spoil=[hold])]]))["cells"]
+    (said,) = [note for note in cell["notes"] if note.startswith("the longest gap between tokens is 6.0 s")]
+    still, under_way = (int(n) for n in re.findall(r"(\d+) of (\d+) streams", said)[0])
+    assert 1 <= still < under_way and "stall" not in [flag["code"] for flag in cell["validity"]]
