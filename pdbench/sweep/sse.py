@@ -120,6 +120,7 @@ class _Reading:
     reads: list[int] = field(default_factory=list)  # those of the tokens
     first_reasoning_ns: int | None = None
     first_content_ns: int | None = None
+    blank: bool = True  # whether all content so far was white space
     usage: dict[str, Any] = field(default_factory=dict)
     finish_reason: str | None = None
     done: bool = False
@@ -182,9 +183,8 @@ def _take(reading: _Reading, event: Event) -> None:
     if "nvext" in message or "metrics" in message:
         reading.timing_ms |= _timing_ms(message)
     content = reasoning = False
-    for choice in _list(message.get("choices")):
-        if not isinstance(choice, dict):
-            continue
+    choices = [choice for choice in _list(message.get("choices")) if isinstance(choice, dict)]
+    for choice in choices:
         content = content or has_content(choice)
         reasoning = reasoning or has_reasoning(choice)
         reason = choice.get("finish_reason")
@@ -192,13 +192,22 @@ def _take(reading: _Reading, event: Event) -> None:
             reading.finish_reason = reason
             if reason in _FAILED_FINISH:
                 reading.error = reading.error or f"finish_reason {reason}"
-    if content and reading.first_content_ns is None:
-        reading.first_content_ns = event.t_ns
-    if reasoning and reading.first_reasoning_ns is None:
-        reading.first_reasoning_ns = event.t_ns
+    if content and reading.blank:
+        _begin_content(reading, event.t_ns, blank=not any(map(has_words, choices)))
+    if reasoning:
+        if reading.blank:
+            reading.first_content_ns = None
+        reading.first_reasoning_ns = event.t_ns if reading.first_reasoning_ns is None else reading.first_reasoning_ns
     if content or reasoning:
         reading.token_ns.append(event.t_ns)
         reading.reads.append(event.read)
+
+
+def _begin_content(reading: _Reading, t_ns: int, blank: bool) -> None:
+    """White space begins an answer only where nothing is thought: models set it before and after their thinking."""
+    if reading.first_content_ns is None and not (blank and reading.first_reasoning_ns is not None):
+        reading.first_content_ns = t_ns
+    reading.blank = blank
 
 
 def _timing_ms(message: dict[str, Any]) -> dict[str, float]:
@@ -236,16 +245,25 @@ def error_text(message: Any) -> str | None:
 
 def has_content(choice: dict[str, Any]) -> bool:
     """Whether a choice carries a piece of the answer itself: text, content, a refusal, tool-call arguments."""
-    if _filled(choice.get("text")):
-        return True
+    return any(map(_filled, _pieces(choice)))
+
+
+def has_words(choice: dict[str, Any]) -> bool:
+    """The same of a piece that is more than white space."""
+    return any(_filled(piece, blank=False) for piece in _pieces(choice))
+
+
+def _pieces(choice: dict[str, Any]) -> Iterator[Any]:
+    yield choice.get("text")
     if "text" not in choice and "delta" not in choice and _list(choice.get("token_ids")):
-        return True  # of /inference/v1/generate, which answers with ids alone
+        yield "ids"  # of /inference/v1/generate, which answers with ids alone
     delta = _delta(choice)
-    if _filled(delta.get("content")) or _filled(delta.get("refusal")):
-        return True
+    yield delta.get("content")
+    yield delta.get("refusal")
     calls: Iterable[Any] = [*_list(delta.get("tool_calls")), {"function": delta.get("function_call")}]
-    functions = [call.get("function") for call in calls if isinstance(call, dict)]
-    return any(isinstance(function, dict) and _filled(function.get("arguments")) for function in functions)
+    for call in calls:
+        if isinstance(call, dict) and isinstance(function := call.get("function"), dict):
+            yield function.get("arguments")
 
 
 def has_reasoning(choice: dict[str, Any]) -> bool:
@@ -261,11 +279,11 @@ def _delta(choice: dict[str, Any]) -> dict[str, Any]:
     return {}
 
 
-def _filled(value: Any) -> bool:
-    """A text that is not empty, or a list of parts one of which has such a text."""
+def _filled(value: Any, blank: bool = True) -> bool:
+    """A text that is not empty (or, unless `blank`, white space), or a list of parts one of which has such a text."""
     if isinstance(value, list):
-        return any(isinstance(part, dict) and _filled(part.get("text")) for part in value)
-    return isinstance(value, str) and value != ""
+        return any(isinstance(part, dict) and _filled(part.get("text"), blank) for part in value)
+    return isinstance(value, str) and (value if blank else value.strip()) != ""
 
 
 def _list(value: Any) -> list[Any]:

@@ -234,6 +234,11 @@ def test_thinking_and_answer_are_timed_apart():
         assert times(word, {name: "on second thoughts"}, word) == ((1,), 2, 1)
     assert times({"reasoning": "think", "content": "hi"}, word) == ((1,), 1, 1)
     assert times({"reasoning_details": [{"text": "think"}]}) == ((1,), 1, None)
+    blank, think = {"content": "\n"}, {"reasoning": "think"}
+    assert times(blank, think, blank, blank, word, word) == ((1,), 2, 5), "white space is no answer beside thinking"
+    assert times(blank, think, think) == ((1,), 2, None) and times({**think, **blank}, word) == ((1,), 1, 2)
+    assert times(blank, word) == ((1,), None, 1), "without thinking it begins the answer"
+    assert times({"content": [{"text": " "}]}, think, {"content": [{"text": "hi"}]}) == ((1,), 2, 3)
     call = {"tool_calls": [{"function": {"arguments": "{"}}]}
     assert times({"reasoning": "think"}, call) == ((1,), 1, 2), "a tool call is an answer"
     assert (lambda a: (a.first_reasoning_ns, a.first_content_ns))(read_answer([(7, text("a"))])) == (None, 7)
