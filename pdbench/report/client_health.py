@@ -28,6 +28,7 @@ ITL_LAG_MS = 5.0
 SHARED_READS_SHARE = 0.005  # reads with several token events: two gaps each are wrong, p99 is what 1 % of them say
 SHARED_READS_VOID = 0.1  # a fifth of all gaps is wrong then
 MERGED_AT_MOST = 16  # events in a first read that are counted
+MERGED_TOLD = 0.01  # of the answers: from here on it is told, whatever it moved
 MERGED_BY_THE_SERVER = 0.5  # of the first reads: more is how the server sends
 HELD_SHARE, HELD_VOID = 0.9, 0.75  # of a closed loop's streams that were under way, on average
 HELD_NEEDS, HELD_OK = 3, 0.95  # requests a stream, and answers among them, from which that can be judged
@@ -87,8 +88,11 @@ def stamps_note(cell: Measured) -> Iterator[str]:
     """How the times were taken, where that was not by the kernel, and how good they are."""
     client = cell.parts[0].client
     tpot = cell.answers.mean(cell.answers.tpot_ms)
-    if tpot is not None and not _read_late(client, tpot) and (merged := [*_merged(cell, tpot)]):
+    merged = [*_merged(cell, tpot)]
+    if tpot is not None and merged and not _read_late(client, tpot):
         yield f"{'; '.join(merged)}, unless the server sent them together: who held them up is not known."
+    elif tpot is not None and not merged:
+        yield from _merged_note(cell, tpot)
     stamps = client.get("stamps") or {}
     user, every = stamps.get("user") or 0, sum(stamps.values())
     if not user:
@@ -157,10 +161,39 @@ def _moved(cell: Measured) -> Iterator[str]:
 def _merged(cell: Measured, tpot: float | None) -> Iterator[str]:
     """The same of first tokens that came in one read with later ones: the stamp is that of the last of them, about one
     TPOT late for each. Nothing where that is the rule, since then the server sends them so."""
+    seen, late = _in_one_read(cell, tpot)
+    few = int(np.count_nonzero(late))
+    if few > MERGED_BY_THE_SERVER * len(seen) or not few:
+        return
+    if own := _share_of_mean(seen, late):
+        yield f"{few} first tokens came in one read with later ones, which makes {late.mean():,.1f} ms, {own}"
+    what = f"first tokens in one read with later ones ({few:,} of {len(seen):,})"
+    yield from _share_of_tails(seen, late, what)
+
+
+def _merged_note(cell: Measured, tpot: float) -> Iterator[str]:
+    """The same where it moves no printed figure by much and is no rare thing: the share of all reads hides it, since
+    only the first of an answer's many counts. Reads must have been late some time, or the server sent them so."""
+    client = cell.parts[0].client
+    lag = client.get("kernel_to_user_max_ms") or client.get("kernel_to_user_p99_ms")
+    seen, late = _in_one_read(cell, tpot)
+    few = int(np.count_nonzero(late))
+    if not few or not MERGED_TOLD * len(seen) <= few <= MERGED_BY_THE_SERVER * len(seen):
+        return
+    if _kernel_stamped(client) and lag is not None and lag > ITL_SHARE * tpot:
+        yield (
+            f"{few:,} of {len(seen):,} first tokens came in one read with later ones and have one time stamp with them:"
+            f" their TTFT is up to about {late.max():,.0f} ms too long. This client came up to {lag:,.1f} ms late to a"
+            " read; else the server sent them together."
+        )
+
+
+def _in_one_read(cell: Measured, tpot: float | None) -> tuple[Floats, Floats]:
+    """TTFT of the answers, and by how much a first token that came in one read with later ones is late, in ms."""
     answers = cell.answers
     kept = np.flatnonzero(answers.ok & np.isfinite(answers.ttft_ms))
     if tpot is None or not len(kept):
-        return
+        return np.empty(0), np.empty(0)
     events, late = answers.events, np.zeros(len(kept))
     together = np.ones(len(kept), dtype=bool)
     for step in range(MERGED_AT_MOST):
@@ -168,12 +201,7 @@ def _merged(cell: Measured, tpot: float | None) -> Iterator[str]:
         some = np.flatnonzero(together)
         together[some] = events.gaps_s[events.start[kept[some]] + step] <= 0
         late += together * tpot
-    seen, few = answers.ttft_ms[kept], int(np.count_nonzero(late))
-    if few > MERGED_BY_THE_SERVER * len(kept):
-        return
-    if own := _share_of_mean(seen, late):
-        yield f"{few} first tokens came in one read with later ones, which makes {late.mean():,.1f} ms, {own}"
-    yield from _share_of_tails(seen, late, "first tokens in one read with later ones")
+    return answers.ttft_ms[kept], late
 
 
 def _share_of_mean(seen: Floats, own: Floats) -> str:

@@ -122,6 +122,7 @@ class SocketClient:
             "kernel_stamps_share": kernel_share(self._reads),
             "kernel_to_user_p50_ms": self._lags.percentile_ms(50),
             "kernel_to_user_p99_ms": self._lags.percentile_ms(99),
+            "kernel_to_user_max_ms": self._lags.percentile_ms(100),
             "connect_p50_ms": float(np.percentile(connects, 50)) / 1e6 if connects else None,
             "connect_p99_ms": float(np.percentile(connects, 99)) / 1e6 if connects else None,
             "offset_steps": self.clock.steps,

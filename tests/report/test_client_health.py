@@ -101,6 +101,32 @@ def test_merged_events(tmp_path: Path, share: float, severity: str | None) -> No
     assert "client-saturated" not in flags(tmp_path / "twin", in_time)
 
 
+def first_two_together(of: int) -> Any:
+    """The kernel has one stamp, that of the second token, for the first two of each `of`-th answer."""
+
+    def spoil(r: Req) -> None:
+        if r.i % of == 0:
+            r.offsets[0] = r.offsets[1]
+            r.row |= {"first_token_s": r.arrive + r.offsets[1]}
+
+    return spoil
+
+
+@pytest.mark.parametrize(("of", "latest_ms", "told"), [(40, 30.0, True), (200, 30.0, False), (40, 1.0, False)])
+def test_first_tokens_that_share_a_read_are_told_though_they_move_no_figure(
+    tmp_path: Path, of: int, latest_ms: float, told: bool
+) -> None:
+    """In long answers the share of all reads says nothing: one of 256 here, in one of 40 answers."""
+    client = {**KERNEL, "kernel_to_user_max_ms": latest_ms, "shared_reads_share": 1 / 256 / of}
+    world = World(rate=1.0, n=400, tokens=256, slots=16, client=client, spoil=[first_two_together(of)], prefill_s=0.3)
+    (cell,) = summarise(make_run(tmp_path / "run", [[world]]))["cells"]
+    said = [note for note in cell["notes"] if "first tokens came in one read" in note]
+    assert "client-saturated" not in [flag["code"] for flag in cell["validity"]]
+    assert bool(said) == told
+    if told:
+        assert said[0].startswith("10 of 400 first tokens") and "about 10 ms too long" in said[0]
+
+
 def connected_late(ms: float) -> Any:
     def spoil(r: Req) -> None:
         r.row |= {"connected_s": r.arrive + ms / 1000}
