@@ -167,7 +167,7 @@ def _merged(cell: Measured, tpot: float | None) -> Iterator[str]:
         return
     if own := _share_of_mean(seen, late):
         yield f"{few} first tokens came in one read with later ones, which makes {late.mean():,.1f} ms, {own}"
-    what = f"first tokens in one read with later ones ({few:,} of {len(seen):,})"
+    what = f"{few:,} of {len(seen):,} first tokens in one read with later ones"
     yield from _share_of_tails(seen, late, what)
 
 
