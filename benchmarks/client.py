@@ -7,7 +7,9 @@ Server and client have a core each, and the highest priority that may be had. Th
 where there is a C compiler, else the tests' ground-truth server (Python, good for some thousand events a second).
 `socket` and `pool` are pdbench's client with fresh connections and with kept ones, `aiohttp` its other client; the rest
 are floors (`client_floors.py`, and `c` in wire.c). CPU is that of the client's process from the begin of the schedule
-to the last answer; the recorder's, which parses and writes, stands beside it. `*` marks a figure beyond its goal.
+to the last answer; the recorder's, which parses and writes, stands beside it. `core slower` says how many times as long
+as at its fastest a loop took on the client's core meanwhile, `undisturbed` what CPU was while that was 1
+(`core_speed.py`): the figures of a host that others use say less. `*` marks a figure beyond its goal.
 The last table is `pdbench sweep` as a command: start to the first request, from the last token to the end, memory.
 """
 
@@ -37,8 +39,10 @@ sys.path[:0] = [str(HERE), str(HERE.parent)]
 
 import client_floors as floors  # noqa: E402
 import client_peers as peers  # noqa: E402
+import core_speed  # noqa: E402
 
 GROUND_TRUTH = HERE.parent / "tests" / "groundtruth" / "server.py"
+SERVER_CORE, CLIENT_CORE = 0, 1
 CLIENTS = ("socket", "pool", "aiohttp", "epoll", "protocol", "aiohttp-floor", "c")
 FLOORS = {"epoll": floors.epoll_floor, "protocol": floors.protocol_floor, "aiohttp-floor": floors.aiohttp_floor}
 
@@ -105,7 +109,7 @@ def served(load: Load, directory: Path, wire: Path | None) -> Iterator[tuple[int
         command = [str(wire), "serve", str(load.ttft_ms * 1000), str(load.itl_ms * 1000), str(log)]
         command += ["steps"] if load.steps else []
     with subprocess.Popen(
-        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, preexec_fn=lambda: prefer(0)
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, preexec_fn=lambda: prefer(SERVER_CORE)
     ) as server:
         assert server.stdout is not None
         port = int(server.stdout.readline())
@@ -185,7 +189,9 @@ def lines(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 
-def figures(load: Load, result: dict[str, Any], theirs: dict[str, list[float]]) -> dict[str, float | None]:
+def figures(
+    load: Load, result: dict[str, Any], theirs: dict[str, list[float]], core: core_speed.Samples, shortest_ns: float
+) -> dict[str, float | None]:
     errors = []
     for request_id, stamps in result["stamps"].items():
         count = min(len(stamps), len(theirs[request_id]))
@@ -194,9 +200,14 @@ def figures(load: Load, result: dict[str, Any], theirs: dict[str, list[float]]) 
     every, firsts = np.concatenate(errors), np.array([error[0] for error in errors])
     gaps = np.abs(np.concatenate([np.diff(error) for error in errors]))
     client, recorder_s = result["client"], result.get("recorder_s")
+    came = np.sort(np.concatenate(list(result["stamps"].values())))
+    free_us = core_speed.undisturbed_us(core, shortest_ns, came)
     return {
         "us/event": result["cpu_s"] / len(every) * 1e6,
+        "  undisturbed": free_us,
         "ms/request": result["cpu_s"] / load.requests * 1e3,
+        "  undisturbed ": None if free_us is None else free_us * len(every) / load.requests / 1e3,
+        "core slower": core_speed.slower_by(core, shortest_ns),
         "recorder us/event": None if recorder_s is None else recorder_s / len(every) * 1e6,
         "first mean": float(firsts.mean()),
         "first p99": float(np.percentile(firsts, 99)),
@@ -211,21 +222,24 @@ def figures(load: Load, result: dict[str, Any], theirs: dict[str, list[float]]) 
     }
 
 
-def trial(client: str, load: Load, wire: Path | None) -> dict[str, float | None]:
+def trial(client: str, load: Load, wire: Path | None, shortest_ns: float) -> dict[str, float | None]:
     with tempfile.TemporaryDirectory() as folder:
         directory = Path(folder)
         with served(load, directory, wire) as (port, log):
             words = ["--one", client, "--load", load.name, "--port", str(port), "--directory", folder]
             words += ["--wire", str(wire)] if wire else []
-            with (directory / "result").open("w") as output:
-                subprocess.run(
-                    [sys.executable, __file__, *words],
-                    stdout=output,
-                    check=True,
-                    timeout=120,
-                    preexec_fn=lambda: prefer(1),
-                )
-        return figures(load, json.loads((directory / "result").read_text()), truth(log, wire))
+            with (
+                (directory / "result").open("w") as output,
+                subprocess.Popen(
+                    [sys.executable, __file__, *words], stdout=output, preexec_fn=lambda: prefer(CLIENT_CORE)
+                ) as process,
+                core_speed.watched(process, CLIENT_CORE) as core,
+            ):
+                process.wait(timeout=120)
+        if process.returncode:
+            raise subprocess.CalledProcessError(process.returncode, process.args)
+        result = json.loads((directory / "result").read_text())
+        return figures(load, result, truth(log, wire), core[0], shortest_ns)
 
 
 def one(options: argparse.Namespace) -> dict[str, Any]:
@@ -308,10 +322,11 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         wire = compiled(Path(folder))
         clients = [client for client in options.clients.split(",") if client != "c" or wire]
+        shortest_ns = core_speed.fastest_ns(CLIENT_CORE, 5.0)
         for load in LOADS:
             if any(part in load.name for part in parts):
                 print(f"{load.name}: {load.requests} requests; load average {os.getloadavg()[0]:.1f}", flush=True)
-                show(load, {client: trial(client, load, wire) for client in clients})
+                show(load, {client: trial(client, load, wire, shortest_ns) for client in clients})
                 if options.peers and load.streams and options.tokenizer:
                     compare_peers(load, wire, options.tokenizer)
         if any(part in "command" for part in parts):
