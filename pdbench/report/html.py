@@ -154,7 +154,9 @@ def _legend(summary: Summary, cells: Sequence[CellSummary], shown: str) -> Marku
     words = "Hatched fields are void or cut short: their latencies are no result. "
     words += "Within one map a stronger colour is a longer TTFT, or more requests that wait; where a map has one value "
     words += "only, there is nothing to compare it with, and it has no colour. "
-    words += "Slots: blue below what is available, orange above; needed = asked rate \u00d7 output tokens \u00d7 TPOT. "
+    closed = {wording.loop(cell) == "closed" for cell in cells}
+    rate = "asked rate" if closed == {False} else "achieved rate" if closed == {True} else "asked (achieved) rate"
+    words += f"Slots: blue below what is available, orange above; needed = {rate} \u00d7 output tokens \u00d7 TPOT. "
     if any((cell.get("slots") or {}).get("needed") and not cell["slots"].get("available") for cell in cells):
         words += "?: slots not known: pdbench slots --from-run RUN --max-num-seqs N (or sweep with --max-num-seqs). "
     words += f"good: {slos}. " if (slos := wording.slos(summary)) else ""

@@ -44,7 +44,7 @@ def measured(summary: Summary, document: Mapping[str, Any]) -> Markup:
         parts.append(_servers(deployment) if deployment.get("servers") else None)
     if runs := document.get("cell_runs") or []:
         parts.append(_cell_runs(runs, _targets_of(summary, plan)))
-    if notes := [clean(note) for note in document.get("notes") or []]:
+    if notes := dict.fromkeys(clean(note) for note in document.get("notes") or []):
         parts.append(tag("h3", "Notes"))
         parts.append(tag("ul", [tag("li", note) for note in notes]))
     return tag("div", parts)

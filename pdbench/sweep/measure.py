@@ -157,7 +157,9 @@ async def _measure_cell(bench: Bench, cell: Cell, repeat: int) -> set[str | None
 
 
 def _note(run: Run, cell: Cell, edge: Edge) -> None:
-    run.document["notes"] += [f"cell {cell.cell}: no metrics from {missing}" for missing in edge.missing]
+    """A page that is missing at both edges of a cell, or in each repeat, is told once."""
+    told = [f"cell {cell.cell}: no metrics from {missing}" for missing in edge.missing]
+    run.document["notes"] += [note for note in told if note not in run.document["notes"]]
 
 
 def lost_workers(entry: Mapping[str, Any]) -> list[str]:

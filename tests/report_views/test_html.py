@@ -10,17 +10,20 @@ import json
 import re
 from html.parser import HTMLParser
 from importlib import resources
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import plotly.graph_objects as go
 import pytest
 
-from pdbench.report import html, page, series, time_figures
+from pdbench.probe.sampler import Edge
+from pdbench.report import html, measured, page, series, time_figures
 from pdbench.report.figures import plain
 from pdbench.report.markup import Markup, script_json, tag
 from pdbench.report.material import material
 from pdbench.report.series import Line, thinned
+from pdbench.sweep import measure
 from tests.report_views.made_run import bare_summary, cell_summary, grid_summary, run_of
 
 PACKED = page._library  # before the tests put a word in its place
@@ -79,6 +82,28 @@ def test_the_legend_explains_the_signs_that_are_there(tmp_path):
     for name, summary, signs in (("a", some, {"\u00b1 is"}), ("b", none, set()), ("c", unbounded, {"+? means"})):
         text = "".join(Tags(page_of(tmp_path / name, summary)).text)
         assert {sign for sign in ("\u00b1 is", "+? means", "\u201cneeds N", ">x is") if sign in text} == signs, name
+
+
+def test_the_legend_has_the_rate_that_slots_were_counted_with(tmp_path):
+    """A closed loop is asked no rate."""
+    loops = {"open": [2.0], "closed": [None], "both": [2.0, None]}
+    for name, rates in loops.items():
+        cells = [
+            cell_summary(i, 2, 1024, request_rate=rate, loop=None, max_concurrency=4) for i, rate in enumerate(rates)
+        ]
+        text = "".join(Tags(page_of(tmp_path / name, {**grid_summary(), "cells": cells})).text)
+        said = re.findall(r"needed = ([a-z() ]+ rate) ", text)
+        assert said == [{"open": "asked rate", "closed": "achieved rate", "both": "asked (achieved) rate"}[name]]
+
+
+def test_a_page_that_is_missing_all_along_is_told_once():
+    run, cell = SimpleNamespace(document={"notes": []}), SimpleNamespace(cell=0)
+    for missing in (("decode-0: refused",), ("decode-0: refused", "prefill-0: refused")):
+        measure._note(run, cell, Edge(missing, 0.1))
+    told = run.document["notes"]
+    assert told == ["cell 0: no metrics from decode-0: refused", "cell 0: no metrics from prefill-0: refused"]
+    page = measured.measured(grid_summary(), {"notes": [told[0], told[0], told[1]]})
+    assert [str(page).count(note) for note in told] == [1, 1], "an older run has it twice"
 
 
 def test_a_flag_is_no_place_for_a_new_line(tmp_path):
