@@ -50,7 +50,7 @@ class Handoff:
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """A load on two GPUs, when one is given."""
+    """A load on two instances, when one is given."""
 
     qps: float
     out_tokens: float
@@ -147,12 +147,16 @@ def crossover_plan(
         improves = any(even is not None and even.ttft_ms > 0 for even in found.values())
         answer = _answer_for_load(handoff, load, found, link)
         tables.insert(0, _load_table(handoff, load, found))
+        remarks.append(
+            "The second table is the rule alone, stalled decodes x forward, at any rate: what a smaller batch gains in"
+            " TPOT and what waits in prefill's queue is in the first one only."
+        )
         document["load"] = [_even_document(handoff, load, tokens, even) for tokens, even in found.items()]
     if not improves:
         answer += " TTFT alone does not improve on equal GPUs, at any bandwidth."
         remarks.append(
             "TTFT: one prefill queue carries what two co-located ones shared, and a transfer and a decode step come on "
-            "top. P/D gains in TPOT, total latency and goodput, or in TTFT by a better P:D split than 1:1."
+            "top. P/D gains in TPOT, total latency and the highest rate, or in TTFT by a better P:D split than 1:1."
         )
     document["ttft_improves"] = improves
     return Plan(answer, tuple(tables), tuple(remarks), document, (_chart(handoff, lens, stalled, link),))
@@ -198,7 +202,8 @@ def _answer_for_load(handoff: Handoff, load: Asked, found: dict[int, BreakEven |
     even = found[tokens]
     where = f"{load.qps:g} req/s with prompts of {tokens:,} tokens"
     if even is None:
-        return f"Two GPUs do not carry {where}: co-located or as P/D, a queue grows without end."
+        two = _instances(handoff).replace("two", "Two")
+        return f"{two} do not carry {where}: co-located or as P/D, a queue grows without end."
     need = _need(handoff, load, tokens, even)
     if need.gb_s is None or need.latency_gb_s is None:
         if even.total_latency_ms <= 0:
@@ -235,12 +240,17 @@ def _load_table(handoff: Handoff, load: Asked, found: dict[int, BreakEven | None
              f"{ms(abs(even.ttft_ms))} {'better' if even.ttft_ms > 0 else 'worse'}")
         )  # fmt: skip
     step = f"{load.tpot.alone_ms:g} ms a step" + (f" + {load.tpot.slope_ms:g}" if load.tpot.slope_ms else "")
-    title = f"{load.qps:g} req/s on two GPUs, {load.out_tokens:g} tokens out, {step}: how long a transfer may take"
+    title = f"{load.qps:g} req/s on {_instances(handoff)}, {load.out_tokens:g} tokens out, {step}: how long a transfer"
+    title += " may take"
     return Table(title, heads, tuple(rows))
 
 
 def _need(handoff: Handoff, load: Asked, tokens: float, even: BreakEven) -> Need:
     return Need(handoff.gb_s(tokens, even.total_latency_ms), handoff.carried_gb_s(tokens, load.qps))
+
+
+def _instances(handoff: Handoff) -> str:
+    return "two GPUs" if handoff.tp == 1 else f"two instances of {handoff.tp} GPUs"
 
 
 def _even_document(handoff: Handoff, load: Asked, tokens: int, even: BreakEven | None) -> dict[str, Any]:

@@ -130,6 +130,10 @@ def slots(
             "--hbm": hbm is not None,
             "--kv-tokens": kv_tokens is not None,
             "--prompt-len": prompt_len is not None,
+            "--kv-dtype": kv_dtype != "auto",
+            "--tp": tp != 1,
+            "--staging": staging != 1,
+            "--tpot-at-batch without --tpot-slope": tpot_at_batch is not None and tpot_slope is None,
         }
         if given_too := [name for name, is_given in unused.items() if is_given]:
             raise UsageError(f"--from-run does not use {', '.join(given_too)}.", "Leave it out, or give --qps instead.")

@@ -78,6 +78,13 @@ def test_the_crossover_of_a_load_carries_it(capsys: pytest.CaptureFixture[str]) 
     few = document(capsys, *CROSSOVER, "--qps", "4", "--prompt-lens", "512")
     assert few["load"][0]["binds"] == "latency"
     assert "lower total latency binds" in few["answer"]
+    # The rule has neither a batch nor a queue, and two instances of eight GPUs are not two GPUs.
+    said = " ".join(plan(capsys, *CROSSOVER, "--qps", "2").split())
+    assert "2 req/s on two instances of 8 GPUs" in said and "two GPUs" not in said and "goodput" not in said
+    assert "The second table is the rule alone" in said and "highest rate" in said
+    alone = " ".join(plan(capsys, "crossover", "--model", "Qwen3-8B", "--prefill", "12200", "--qps", "900").split())
+    assert "Two GPUs do not carry 900 req/s" in alone
+    assert "the rule alone" not in " ".join(plan(capsys, *CROSSOVER).split())
     # Without a load the rate up to which the crossover is enough is named: 1.9 GB/s at 1.73 a req/s.
     assert "up to 1.10 req/s" in document(capsys, *CROSSOVER)["answer"]
 

@@ -181,6 +181,9 @@ def test_from_run(slots: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
     capsys.readouterr()
     assert main(["slots", "--from-run", str(tmp_path), "--out-cv", "1", "--hbm", "80"]) == 2
     assert "does not use --out-cv, --hbm" in " ".join(capsys.readouterr().err.split())
+    for words in (["--kv-dtype", "fp8"], ["--tp", "8"], ["--staging", "4"], ["--tpot-at-batch", "4"]):
+        assert main(["slots", "--from-run", str(tmp_path), *words]) == 2
+        assert f"does not use {words[0]}" in " ".join(capsys.readouterr().err.split())
     (tmp_path / "summary.json").write_text(json.dumps({"schema": 99, "cells": []}))
     assert main(["slots", "--from-run", str(tmp_path)]) == 2
 
