@@ -183,8 +183,10 @@ def _take(reading: _Reading, event: Event) -> None:
     if "nvext" in message or "metrics" in message:
         reading.timing_ms |= _timing_ms(message)
     content = reasoning = False
-    choices = [choice for choice in _list(message.get("choices")) if isinstance(choice, dict)]
+    choices = _list(message.get("choices"))
     for choice in choices:
+        if not isinstance(choice, dict):
+            continue
         content = content or has_content(choice)
         reasoning = reasoning or has_reasoning(choice)
         reason = choice.get("finish_reason")
@@ -193,7 +195,7 @@ def _take(reading: _Reading, event: Event) -> None:
             if reason in _FAILED_FINISH:
                 reading.error = reading.error or f"finish_reason {reason}"
     if content and reading.blank:
-        _begin_content(reading, event.t_ns, blank=not any(map(has_words, choices)))
+        _begin_content(reading, event.t_ns, choices)
     if reasoning:
         if reading.blank:
             reading.first_content_ns = None
@@ -203,8 +205,9 @@ def _take(reading: _Reading, event: Event) -> None:
         reading.reads.append(event.read)
 
 
-def _begin_content(reading: _Reading, t_ns: int, blank: bool) -> None:
+def _begin_content(reading: _Reading, t_ns: int, choices: list[Any]) -> None:
     """White space begins an answer only where nothing is thought: models set it before and after their thinking."""
+    blank = not any(isinstance(choice, dict) and has_words(choice) for choice in choices)
     if reading.first_content_ns is None and not (blank and reading.first_reasoning_ns is not None):
         reading.first_content_ns = t_ns
     reading.blank = blank
@@ -245,6 +248,8 @@ def error_text(message: Any) -> str | None:
 
 def has_content(choice: dict[str, Any]) -> bool:
     """Whether a choice carries a piece of the answer itself: text, content, a refusal, tool-call arguments."""
+    if _filled(choice.get("text")) or _filled(_delta(choice).get("content")):  # nearly all there are
+        return True
     return any(map(_filled, _pieces(choice)))
 
 
