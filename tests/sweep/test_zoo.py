@@ -58,7 +58,7 @@ def check(row: RequestRow, shape: Shape) -> None:
 
 def check_times(row: RequestRow, raw: RawAnswer, shape: Shape, at_ns: list[tuple[int, int]]) -> None:
     """Each token time is the stamp of the read that brought the end of its piece, and that read's stamp lies between
-    begin and end of the call that wrote its last piece, whatever the machine merged."""
+    the begin of the call that wrote its last piece and our own reading, whatever the machine merged."""
     ends = list(accumulate(map(len, shape.pieces)))
     got = list(accumulate(len(data) for _, data in raw.reads))
     expected_ns = []
@@ -68,8 +68,8 @@ def check_times(row: RequestRow, raw: RawAnswer, shape: Shape, at_ns: list[tuple
         expected_ns.append(stamp_ns)
         last = max(i for i, end in enumerate(ends) if end <= got[read] and shape.pieces[i])
         assert at_ns[last][0] <= stamp_ns
-        if raw.stamp == "kernel" and len(shape.pieces[last]) < 60_000:  # what the socket's buffers take at once
-            assert stamp_ns <= at_ns[last][1] + 10_000_000
+        if raw.stamp == "kernel":  # taken by the kernel before we came; how long before is the machine's matter
+            assert raw.lags_ns[read] >= 0
     _, offsets = read_row(raw, CONTEXT)
     times_s = [ns / 1e9 for ns in expected_ns]
     assert [row.sent_s + offset for offset in offsets] == pytest.approx(times_s, abs=1e-6)
