@@ -21,6 +21,8 @@ _FIELDS = (b"data", b"event", b"id", b"retry")
 _REASONING = ("reasoning", "reasoning_content", "reasoning_details")
 _FAILED_FINISH = ("error", "abort")
 _scan = json.JSONDecoder().raw_decode
+_PIECE = re.compile(r'"(?:text|content|reasoning|reasoning_content)": ?"([^"\\\x00-\x1f]+)"')
+_PLAIN = re.compile(r'[^"\\\x00-\x1f]+')  # may stand for a piece: what is a string of JSON without any escape
 _LONGEST_MS = 1e12  # beyond, and for what is no number at all, nothing was told
 _INSTANTS = ("request_received_ms", "request_finish_time_ms")  # of the wall clock, no durations
 
@@ -127,6 +129,7 @@ class _Reading:
     error: str | None = None
     bad_event: str | None = None
     timing_ms: dict[str, float] = field(default_factory=dict)
+    usual: tuple[str, str] | None = None  # what stands before and after the piece in an event that says nothing else
 
 
 def read_answer(reads: Sequence[Read]) -> Answer:
@@ -162,6 +165,10 @@ def read_answer(reads: Sequence[Read]) -> Answer:
 
 
 def _take(reading: _Reading, event: Event) -> None:
+    if not event.name and _as_usual(reading.usual, event.data):
+        reading.token_ns.append(event.t_ns)
+        reading.reads.append(event.read)
+        return
     text = event.data.strip(" \t\r\n")
     try:
         message, end = _scan(text)
@@ -178,10 +185,11 @@ def _take(reading: _Reading, event: Event) -> None:
     if not isinstance(message, dict):
         reading.bad_event = reading.bad_event or event.data
         return
-    if isinstance(message.get("usage"), dict):
-        reading.usage = message["usage"]
-    if "nvext" in message or "metrics" in message:
+    more = "nvext" in message or "metrics" in message
+    if more:
         reading.timing_ms |= _timing_ms(message)
+    if isinstance(message.get("usage"), dict):
+        more, reading.usage = True, message["usage"]
     content = reasoning = False
     choices = _list(message.get("choices"))
     for choice in choices:
@@ -191,7 +199,7 @@ def _take(reading: _Reading, event: Event) -> None:
         reasoning = reasoning or has_reasoning(choice)
         reason = choice.get("finish_reason")
         if isinstance(reason, str) and reason:
-            reading.finish_reason = reason
+            more, reading.finish_reason = True, reason
             if reason in _FAILED_FINISH:
                 reading.error = reading.error or f"finish_reason {reason}"
     if content and reading.blank:
@@ -203,6 +211,21 @@ def _take(reading: _Reading, event: Event) -> None:
     if content or reasoning:
         reading.token_ns.append(event.t_ns)
         reading.reads.append(event.read)
+        plain = not more and not event.name and (not reading.blank or not content)
+        if plain and (piece := _PIECE.search(event.data)) is not None:
+            reading.usual = event.data[: piece.start(1)], event.data[piece.end(1) :]
+
+
+def _as_usual(usual: tuple[str, str] | None, data: str) -> bool:
+    """Whether an event is as one before it but for its piece of text, which is some again. Then it says the same, that
+    a token has come, and need not be parsed: that takes three times as long as all the rest."""
+    if usual is None:
+        return False
+    before, after = usual
+    end = len(data) - len(after)
+    if not (data.startswith(before) and data.endswith(after) and end > len(before)):
+        return False
+    return _PLAIN.fullmatch(data, len(before), end) is not None
 
 
 def _begin_content(reading: _Reading, t_ns: int, choices: list[Any]) -> None:

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from pdbench.sweep import sse
 from pdbench.sweep.sse import Answer, parse, read_answer
 
 CAPTURES = Path(__file__).parent / "captures"
@@ -286,6 +287,68 @@ def test_any_bytes_in_any_split_give_one_answer_and_no_exception(body, places):
     assert [(event.name, event.data) for event in parse(reads)] == [(e.name, e.data) for e in parse(one(body))]
     stamps = [event.t_ns for event in parse(reads)]
     assert stamps == sorted(stamps)
+
+
+pieces = st.one_of(
+    st.sampled_from(["a", " ", "\n", "", 'x"text": "y', "\\", "\u2028", "\x7f", "é"]), st.text(max_size=5)
+)
+others = st.sampled_from(
+    [
+        {},
+        {"usage": None},
+        {"usage": {"completion_tokens": 3}},
+        {"nvext": {"timing": {"prefill_ms": 1.0}}},
+        {"text": "beside"},
+        {"error": {"content": "told"}},
+    ]
+)
+choices = st.one_of(
+    st.builds(
+        lambda piece, why: {"index": 0, "text": piece, "finish_reason": why}, pieces, st.sampled_from([None, "stop"])
+    ),
+    st.builds(lambda key, piece: {"delta": {key: piece}}, st.sampled_from(["content", "reasoning", "refusal"]), pieces),
+    st.builds(lambda piece, thought: {"delta": {"content": piece, "reasoning_content": thought}}, pieces, pieces),
+    st.builds(lambda piece: {"delta": {"reasoning_details": [{"text": piece}]}}, pieces),
+    st.builds(lambda piece: {"delta": {}, "message": {"content": piece}}, pieces),
+)
+documents = st.builds(
+    lambda chosen, more: {"id": "1", "choices": chosen, **more}, st.lists(choices, max_size=2), others
+)
+spelt = st.tuples(
+    documents, st.booleans(), st.sampled_from([(",", ":"), (", ", ": ")]), st.sampled_from(["", "event: x\n"])
+)
+
+
+@settings(max_examples=400, deadline=None)
+@given(st.lists(spelt, max_size=4), st.lists(st.integers(0, 3), max_size=12))
+def test_an_event_like_one_before_says_the_same_as_if_it_were_parsed(few, order):
+    """Most events of a stream differ in their piece of text alone, and are not parsed as JSON."""
+    lines = [
+        (name + "data: " + json.dumps(document, ensure_ascii=plain, separators=separators) + "\n\n").encode(
+            errors="replace"
+        )
+        for document, plain, separators, name in few
+    ]
+    reads = [(place, lines[which % len(few)]) for place, which in enumerate(order) if few]
+    answer = read_answer(reads)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sse, "_as_usual", lambda usual, data: False)
+        assert read_answer(reads) == answer
+
+
+def test_of_a_stream_only_the_first_event_is_parsed_as_json_and_every_token_counts(monkeypatch):
+    parsed: list[str] = []
+    scan = sse._scan
+    monkeypatch.setattr(sse, "_scan", lambda text: (parsed.append(text), scan(text))[1])
+    words = [f"w{n}" for n in range(50)] + [
+        '"',
+        " ",
+        "é",
+    ]  # two of which JSON may only spell, or here spells, as escapes
+    reads = [(n, chat(content=word)) for n, word in enumerate(words)]
+    answer = read_answer([*reads, (99, text("", finish_reason="stop"))])
+    assert answer.token_ns == tuple(range(len(words))) and answer.finish_reason == "stop"
+    assert [json.loads(each)["choices"][0].get("delta", {}).get("content") for each in parsed] == ["w0", '"', "é", None]
 
 
 def test_what_dynamo_and_vllm_tell_of_their_own_times() -> None:
