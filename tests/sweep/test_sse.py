@@ -6,6 +6,7 @@ import itertools
 import json
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import example, given, settings
@@ -290,46 +291,53 @@ def test_any_bytes_in_any_split_give_one_answer_and_no_exception(body, places):
 
 
 pieces = st.one_of(
-    st.sampled_from(["a", " ", "\n", "", 'x"text": "y', "\\", "\u2028", "\x7f", "é"]), st.text(max_size=5)
+    st.sampled_from(["a", "b", " ", "\n", "", 'x"text": "y', "\\", "\u2028", "\x7f", "é"]), st.text(max_size=5)
 )
-others = st.sampled_from(
-    [
-        {},
-        {"usage": None},
-        {"usage": {"completion_tokens": 3}},
-        {"nvext": {"timing": {"prefill_ms": 1.0}}},
-        {"text": "beside"},
-        {"error": {"content": "told"}},
-    ]
-)
-choices = st.one_of(
-    st.builds(
-        lambda piece, why: {"index": 0, "text": piece, "finish_reason": why}, pieces, st.sampled_from([None, "stop"])
-    ),
-    st.builds(lambda key, piece: {"delta": {key: piece}}, st.sampled_from(["content", "reasoning", "refusal"]), pieces),
-    st.builds(lambda piece, thought: {"delta": {"content": piece, "reasoning_content": thought}}, pieces, pieces),
-    st.builds(lambda piece: {"delta": {"reasoning_details": [{"text": piece}]}}, pieces),
-    st.builds(lambda piece: {"delta": {}, "message": {"content": piece}}, pieces),
-)
-documents = st.builds(
-    lambda chosen, more: {"id": "1", "choices": chosen, **more}, st.lists(choices, max_size=2), others
-)
-spelt = st.tuples(
-    documents, st.booleans(), st.sampled_from([(",", ":"), (", ", ": ")]), st.sampled_from(["", "event: x\n"])
-)
+PLACES = [  # where a piece may stand in a choice
+    lambda piece: {"index": 0, "text": piece, "finish_reason": None},
+    lambda piece: {"index": 0, "text": piece, "finish_reason": "stop"},
+    lambda piece: {"delta": {"content": piece}},
+    lambda piece: {"delta": {"reasoning": piece}},
+    lambda piece: {"delta": {"content": piece, "reasoning_content": ""}},
+    lambda piece: {"delta": {"content": "", "reasoning_content": piece}},
+    lambda piece: {"delta": {"content": piece, "reasoning_content": "thought"}},
+    lambda piece: {"delta": {"reasoning_details": [{"text": piece}]}},
+    lambda piece: {"delta": {"reasoning": "thought"}, "message": {"content": piece}},
+    lambda piece: {"delta": {}, "message": {"content": piece}},
+]
+BESIDE = [
+    {},
+    {"usage": None},
+    {"usage": {"completion_tokens": 3}},
+    {"usage": {"completion_tokens": 4}},
+    {"nvext": {"timing": {"prefill_ms": 1.0}}},
+    {"error": {"content": "told"}},
+]
+# Two ways to spell an event, and of each event: which, its piece, whether that keeps to JSON's rules, its name.
+ways = st.tuples(st.sampled_from(PLACES), st.sampled_from([{}, {}, *BESIDE]), st.booleans())
+events = st.tuples(st.integers(0, 1), pieces, st.sampled_from([True, True, False]), st.sampled_from(["", "", "error"]))
 
 
-@settings(max_examples=400, deadline=None)
-@given(st.lists(spelt, max_size=4), st.lists(st.integers(0, 3), max_size=12))
-def test_an_event_like_one_before_says_the_same_as_if_it_were_parsed(few, order):
+def spelt(way: tuple[Any, ...], piece: str, by_rule: bool, name: str) -> bytes:
+    place, beside, escaped = way
+    document = json.dumps({"choices": [place("PIECE")], **beside})
+    document = document.replace('"PIECE"', json.dumps(piece, ensure_ascii=escaped) if by_rule else f'"{piece}"')
+    return (f"event: {name}\n" if name else "").encode() + b"data: " + document.encode(errors="replace") + b"\n\n"
+
+
+@settings(max_examples=600, deadline=None)
+@given(st.lists(ways, min_size=2, max_size=2), st.lists(events, max_size=8))
+@example(
+    [(PLACES[3], {}, True), (PLACES[2], {}, True)],  # white space, then words, after a thought
+    [(0, "a", True, ""), (1, " ", True, ""), (1, "b", True, "")],
+)
+@example(
+    [(PLACES[0], {"usage": {"completion_tokens": n}}, True) for n in (1, 2)],  # the last usage counts
+    [(0, "a", True, ""), (1, "a", True, ""), (0, "b", True, "")],
+)
+def test_an_event_like_one_before_says_the_same_as_if_it_were_parsed(two, said):
     """Most events of a stream differ in their piece of text alone, and are not parsed as JSON."""
-    lines = [
-        (name + "data: " + json.dumps(document, ensure_ascii=plain, separators=separators) + "\n\n").encode(
-            errors="replace"
-        )
-        for document, plain, separators, name in few
-    ]
-    reads = [(place, lines[which % len(few)]) for place, which in enumerate(order) if few]
+    reads = [(n, spelt(two[which], *how)) for n, (which, *how) in enumerate(said)]
     answer = read_answer(reads)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sse, "_as_usual", lambda usual, data: False)
