@@ -18,6 +18,7 @@ from pdbench.report.demand import prefill_hold_s, slots_of
 from pdbench.report.grid import shapes
 from pdbench.report.handoffs import handoffs_of
 from pdbench.report.link_use import link_use
+from pdbench.report.wording import two_digits
 
 KEEPS_UP = 0.98  # achieved over asked rate
 BUSY_RUNNING = 0.9  # of the slots: a TPOT measured above is that of a full batch
@@ -48,7 +49,7 @@ class Tiers:
 
     def text(self) -> str:
         parts = [
-            f"{name} carries {value:.2g} req/s"
+            f"{name} carries {two_digits(value)} req/s"
             for name, value in (("prefill", self.prefill_qps), ("decode", self.decode_qps), ("the link", self.link_qps))
             if value is not None
         ]

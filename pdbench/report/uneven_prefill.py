@@ -17,7 +17,7 @@ from pdbench.report.one_full import RISE, ROOM
 from pdbench.report.prefix import prefix_hits
 from pdbench.report.slow_server import AS_LONG, AS_MANY, SLOWER
 from pdbench.report.window import Page, Segment
-from pdbench.report.wording import number
+from pdbench.report.wording import number, two_digits
 
 OVER = 1.05  # of a server's time that its prompts take: no steady state exists, as with slots
 SURE_OVER = 1.0  # the lower end of that, since a server is sent more than its share by chance
@@ -84,7 +84,8 @@ def one_prefill_overloaded(cell: Measured) -> str | None:
             first, second = full.waited
             sent = full.prompts / (segment.send_end - segment.start)
             return (
-                f"{full.server} alone is overloaded: it was sent {sent:.2g} req/s and computes {sent / full.load:.2g};"
+                f"{full.server} alone is overloaded: it was sent {two_digits(sent)} req/s and computes"
+                f" {two_digits(sent / full.load)};"
                 f" on average {second:,.0f} requests waited there in the second half of sending, {first:,.0f} in the"
                 f" first, while {room.server} computed for {room.load:.0%} of the time"
             )

@@ -55,6 +55,11 @@ def number(value: float | None) -> str:
     return f"{value:.2f}" if size >= 0.0995 or size < 0.0005 else f"{value:.3f}"
 
 
+def two_digits(value: float) -> str:
+    """Two significant digits of a rate that is only about so much, never as a power of ten: 0.64 13 110."""
+    return f"{float(f'{value:.2g}'):,.12g}"
+
+
 def tenths(value: float | None) -> str:
     """Milliseconds to a tenth, whole ones from 100 on."""
     if value is None:

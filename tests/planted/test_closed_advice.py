@@ -33,3 +33,11 @@ def test_slots_for_the_streams_or_fewer_streams(tmp_path: Path) -> None:
     said = re.search(r"make about ([\d.]+) instead of", cause["confirm"])
     rate = measured(tmp_path / "all", STREAMS, STREAMS)["request_throughput"]
     assert said is not None and float(said[1]) == pytest.approx(rate, rel=0.1)
+
+
+def test_a_rate_of_hundreds_is_no_power_of_ten(tmp_path: Path) -> None:
+    bed = Settings(mode="push", max_num_seqs=8, post_fixed_ms=2.0, post_ms_per_token=0.0005)
+    done = sweep(tmp_path, {"bed": bed}, streams=[20], output_len=16, prompt_lens=[64], duration_s=4.0, seed=3)
+    confirm = " ".join(cause["confirm"] for cause in summarise(done.run)["cells"][0]["diagnosis"])
+    said = re.search(r"make about (\d+) instead of \d+ req/s", confirm)
+    assert said is not None and int(said[1]) > 100 and "e+" not in confirm

@@ -15,6 +15,7 @@ from pdbench.report.demand import fewer_than_said
 from pdbench.report.slow_server import slow_server
 from pdbench.report.split import Split
 from pdbench.report.stages import prompt_share
+from pdbench.report.wording import two_digits
 
 NEXT_WAIT = WAIT_SHARE / (1 - WAIT_SHARE)  # of the rest of TTFT: then it is a quarter of both
 
@@ -58,8 +59,8 @@ def decode_slots(case: Case) -> Iterator[tuple[Cause, Taken | None]]:
         confirm = "With more slots the same streams wait for none, and their rate rises."
         if taken is not None and (then := closed_cell(cell, slots, taken.ms, cell.streams or 0, cell.streams or 0)):
             confirm = (
-                f"With a slot for each of the {cell.streams} streams none waits, and they make about {then.rate:.2g}"
-                f" instead of {cell.achieved or 0.0:.2g} req/s."
+                f"With a slot for each of the {cell.streams} streams none waits, and they make about"
+                f" {two_digits(then.rate)} instead of {two_digits(cell.achieved or 0.0)} req/s."
             )
     if (slow := slow_server(cell)) is not None:
         numbers.append(slow.text())
@@ -96,7 +97,7 @@ def slots_are_next(case: Case) -> Iterator[tuple[Cause, Taken | None]]:
     grows = "a wait that grows without end" if wait_s is None else f"a mean wait of about {1000 * wait_s:,.0f} ms"
     numbers = [
         "takes nothing of TTFT yet: prefill lets"
-        f" {cell.achieved or 0.0:.2g} of {cell.offered or 0.0:.2g} req/s through",
+        f" {two_digits(cell.achieved or 0.0)} of {two_digits(cell.offered or 0.0)} req/s through",
         f"the rate that is asked needs {slots.wanted_text()} ({slots.source}), with {grows}",
     ]
     advice = f"Once prefill keeps up: {slot_advice(cell, slots, queue_ms, held_loop(case))}"

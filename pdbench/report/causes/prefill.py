@@ -13,6 +13,7 @@ from pdbench.report.prefix import PREFIX_WARN_SHARE, prefix_hits
 from pdbench.report.split import Split
 from pdbench.report.stages import prompt_share
 from pdbench.report.uneven_prefill import one_prefill_overloaded, slow_prefill
+from pdbench.report.wording import two_digits
 
 PREFILL_QUEUE = "prefill queue"  # the time that it takes, as `Case.removed` has it
 PLANNED = 0.6  # of an instance's time to plan for: a little below
@@ -87,8 +88,8 @@ def _instances(case: Case, wait_ms: float, spent_ms: float | None) -> tuple[str,
         needed = max(servers + 1, min(needed, cell.streams))  # no stream ever waits for another then
         fewer = int(cell.streams * PLANNED * servers / load)
         lower = f" or send at most {fewer} streams" if 0 < fewer < cell.streams else ""
-        load_text = f"{cell.streams} streams that do not wait for it make {rate:.2g} req/s"
-        same = f"the same streams make up to {rate:.2g} instead of {cell.achieved or 0.0:.2g} req/s"
+        load_text = f"{cell.streams} streams that do not wait for it make {two_digits(rate)} req/s"
+        same = f"the same streams make up to {two_digits(rate)} instead of {two_digits(cell.achieved or 0.0)} req/s"
     else:
         most = float(f"{PLANNED * servers * 1000 / each_ms:.2g}")
         lower = f" or lower the rate to {most:g} req/s (limit: prefill)" if most < cell.offered else ""
@@ -98,12 +99,13 @@ def _instances(case: Case, wait_ms: float, spent_ms: float | None) -> tuple[str,
     if cell.rate is not None and not cell.stages and servers > 1 and carried >= SPARE * rate:
         return (
             f"Look at how requests are spread over the {servers} prefill instances, and at bursts of arrivals: together"
-            f" they compute {carried:.2g} req/s where {rate:.3g} are asked; another shortens only what bursts wait.",
+            f" they compute {two_digits(carried)} req/s where {rate:.3g} are asked; another shortens only what bursts"
+            " wait.",
             "Spread evenly, the same load waits less.",
         )
     advice = (
         f"Use {needed} prefill instances instead of {servers}{',' + lower if lower else ''}: {load_text},"
-        f" {servers} of them {'computes' if servers == 1 else 'compute'} {carried:.2g}."
+        f" {servers} of them {'computes' if servers == 1 else 'compute'} {two_digits(carried)}."
     )
     return advice, f"With {needed} prefill instances each is busy for {load / needed:.0%} of the time, and {same}."
 
