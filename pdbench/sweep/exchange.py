@@ -113,7 +113,11 @@ class Exchange:
 
     async def settled(self, patience_s: float) -> None:
         connection = self._connection
-        if connection is not None and connection.connected_ns is None and self._failure is None:
+        if connection is None or connection.connected_ns is not None or self._failure is not None:
+            # Those that open in the same turn come first: what is sent together is answered together, and a token that
+            # is read among others costs less.
+            await asyncio.sleep(0)
+        else:
             self._settled = self._loop.create_future()
             patience = self._loop.call_later(patience_s, self._settle)
             try:
