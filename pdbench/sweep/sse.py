@@ -211,7 +211,7 @@ def _take(reading: _Reading, event: Event) -> None:
     if content or reasoning:
         reading.token_ns.append(event.t_ns)
         reading.reads.append(event.read)
-        plain = not event.name and (not reading.blank or not content)
+        plain = not more and not event.name and (not reading.blank or not content)
         if plain and (piece := _PIECE.search(event.data)) is not None:
             reading.usual = event.data[: piece.start(1)], event.data[piece.end(1) :]
 
