@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from pdbench.report.clustered import gap_sizes
 from pdbench.report.events import Events, Gaps, Ints, joined
+from pdbench.report.independent import alike_of, independent_sizes, streams_of
 from pdbench.report.statistics import Floats, needed_for, percentile, quantile_interval
 from pdbench.tables import Columns
 
@@ -64,6 +65,8 @@ class Answers:
     told_transfer: Floats  # s, as Dynamo estimates it: up to decode's first token
     events: Events  # that carried output
     connected: Floats  # NaN also where a connection was used again
+    repeat: Floats
+    stream: Floats  # of a closed loop: which one sent it
 
     def __len__(self) -> int:
         return len(self.status)
@@ -138,9 +141,10 @@ _COLUMN_OF = {
     **{name: f"{name}_s" for name in ("render_done", "derender_sent", "derender_done")},
     **{name: f"{name}_s" for name in ("prefill_sent", "prefill_done", "decode_sent", "told_prefill", "told_transfer")},
     **{name: name for name in ("prompt_len", "output_len", "shared_len", "session", "turn", "chunks", "http_status")},
+    "repeat": "repeat",
     **{name: name for name in ("prompt_tokens", "output_tokens", "cached_tokens", "reasoning_tokens")},
 }
-COLUMNS = ("cell", "repeat", "index", "status", "class", "error_kind", *_COLUMN_OF.values())  # of requests.parquet
+COLUMNS = ("cell", "index", "status", "class", "error_kind", *_COLUMN_OF.values())  # of requests.parquet
 
 
 def _unknown(n: int) -> Floats:
@@ -159,11 +163,14 @@ def _in_a_row(places: Ints) -> Ints | slice:
     return places
 
 
-def answers_of(requests: Columns, events: Events, places: Ints) -> Answers:
+def answers_of(requests: Columns, events: Events, places: Ints, closed: bool = False) -> Answers:
     """The requests at these places of a table and of its events: those of one cell and repeat."""
     places = places[np.lexsort((requests["index"][places], requests["intended_s"][places]))]
     some = _in_a_row(places)
+    closed = closed and not np.isfinite(requests["session"][places]).any()
+    sent, done = requests["sent_s"][places], requests["done_s"][places]
     return Answers(
+        stream=streams_of(sent, done) if closed else _unknown(len(places)),
         status=np.asarray(requests["status"][some], str),
         request_class=np.asarray(requests["class"][some], str),
         error_kind=np.asarray(requests["error_kind"][some], str),
@@ -260,29 +267,37 @@ def good(answers: Answers, limits_ms: Mapping[str, float]) -> NDArray[np.bool_]:
     return met
 
 
-def _population(answers: Answers, name: str) -> Floats:
-    """Values for percentiles, censored ones as infinity."""
-    value = {"ttft": answers.ttft_ms, "tpot": answers.tpot_ms, "e2el": answers.e2el_ms}[name]
-    done = value[answers.ok & np.isfinite(value)]
-    late = value[answers.timed_out] if name == "ttft" else np.full(answers.count("timeout"), np.inf)
-    late = np.where(np.isfinite(late), late, np.inf)
-    both: Floats = np.concatenate((done, late))
-    return both
+def _population(answers: Answers, name: str) -> tuple[Floats, Ints]:
+    """Values for percentiles, censored ones as infinity, and whose they are."""
+    value = getattr(answers, f"{name}_ms")
+    late = answers.timed_out
+    known = np.isfinite(value) & (answers.ok | (late & (name == "ttft")))
+    places: Ints = np.flatnonzero(known | late)
+    found: Floats = np.where(known, value, np.inf)[places]
+    return found, places
 
 
-def latencies(answers: Answers) -> dict[str, Any]:
-    """mean, median, std, p50, p90, p99 of TTFT, TPOT, ITL and E2EL in ms, with intervals and what is still needed."""
+def latencies(answers: Answers, settles: bool = True) -> dict[str, Any]:
+    """mean, median, std, p50, p90, p99 of TTFT, TPOT, ITL and E2EL in ms, with intervals and what is still needed.
+
+    `settles`: whether there is a steady state to know them of. Without one they are those of these requests, and that
+    one resembles the next is no reason to doubt them.
+    """
     found: dict[str, Any] = {}
     needs: dict[str, int] = {}
+    alike = alike_of(answers.repeat, answers.stream, answers.session)
     for name in ("ttft", "tpot", "e2el"):
         measured = _measured(answers, name)
         if len(measured) == 0:
             continue
         found[f"mean_{name}_ms"] = float(measured.mean())
         found[f"std_{name}_ms"] = float(measured.std())
-        values = np.sort(_population(answers, name))
-        doubts = {q: _doubt(values, q) for q in QUANTILES.values()}
-        found |= _percentiles(name, values, doubts, needs)
+        values, places = _population(answers, name)
+        ordered = np.sort(values)
+        sizes: Mapping[float, float] = dict.fromkeys(QUANTILES.values(), float(len(values)))
+        if settles:
+            sizes = independent_sizes(values, ordered, alike.chosen(places), tuple(sizes))
+        found |= _percentiles(name, ordered, {q: _doubt(ordered, q, sizes[q], len(values)) for q in sizes}, needs)
     found |= _itl(answers, needs)
     if needs:
         found["needs"] = needs
@@ -307,9 +322,11 @@ def _percentiles(name: str, ordered: Gaps, doubts: Mapping[float, Doubt], needs:
     return {**found, f"{name}_ms_interval": interval}
 
 
-def _doubt(ordered: Floats, q: float) -> Doubt:
+def _doubt(ordered: Gaps, q: float, size: float, requests: int) -> Doubt:
+    """`size`: how many independent ones the values of so many `requests` are worth."""
     needed = needed_for(q)
-    return quantile_interval(ordered, q, ordered=True), needed if len(ordered) < needed else None
+    more = max(requests + 1, math.ceil(requests * needed / max(size, 1.0)))
+    return quantile_interval(ordered, q, int(size), ordered=True), more if size < needed else None
 
 
 def _itl(answers: Answers, needs: dict[str, int]) -> dict[str, Any]:
@@ -330,11 +347,7 @@ def _itl(answers: Answers, needs: dict[str, int]) -> dict[str, Any]:
     block_s = answers.mean(answers.last - answers.sent) or 0.0
     sizes = gap_sizes(answers.events, answers.sent, places, points, block_s)
     requests = int((answers.ok | answers.timed_out).sum())
-    doubts: dict[float, Doubt] = {}
-    for q, size in sizes.items():
-        ends, needed = quantile_interval(ordered, q, int(size), ordered=True), needed_for(q)
-        more = max(requests + 1, math.ceil(requests * needed / max(size, 1.0)))
-        doubts[q] = ends, more if size < needed else None
+    doubts = {q: _doubt(ordered, q, size, requests) for q, size in sizes.items()}
     return {**found, **_percentiles("itl", ordered, doubts, needs)}
 
 

@@ -39,7 +39,7 @@ def _class(cell: Measured, name: str, rate: float) -> dict[str, Any]:
     return {
         "prompt_len": _mean(answers, "prompt_len"),
         "output_len": _mean(answers, "output_len"),
-        **_figures(cell, own, answers),
+        **_figures(cell, own, answers, cell.settles),
         "slots": _class_slots(own, answers, rate),
     }
 
@@ -66,9 +66,9 @@ def needed_by(answers: Answers, rate: float) -> float | None:
     return 0.0 if tpot is None else slots_held(rate, tokens, tpot)
 
 
-def _figures(cell: Measured, own: Sequence[Load], answers: Answers) -> dict[str, Any]:
+def _figures(cell: Measured, own: Sequence[Load], answers: Answers, settles: bool) -> dict[str, Any]:
     goodput = {str(k): float(v) for k, v in (cell.plan.get("goodput_ms") or {}).items()}
-    return {**counts(answers), **rates(own, goodput), **latencies(answers)}
+    return {**counts(answers), **rates(own, goodput), **latencies(answers, settles)}
 
 
 def _mean(answers: Answers, name: str) -> float | None:
@@ -120,7 +120,7 @@ def _stage(cell: Measured, passed: Passed) -> dict[str, Any]:
         "rate_start": stretch.first,
         "rate_end": stretch.last,
         "request_rate": stretch.mean,
-        **_figures(cell, passed.loads, answers),
+        **_figures(cell, passed.loads, answers, bool(passed.steady)),
         "slots": {"needed": needed_by(answers, stretch.mean)},
         "steady": passed.steady,
     }
@@ -136,5 +136,5 @@ def _turn(cell: Measured, turn: int) -> dict[str, Any]:
         "prompt_tokens": answers.mean(answers.prompt_tokens),
         "output_tokens": answers.mean(answers.output_tokens),
         "cached_share": cached,
-        **latencies(answers),
+        **latencies(answers, cell.settles),
     }

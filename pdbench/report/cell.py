@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
-from pdbench.report.answers import Answers, Load, pooled
+from pdbench.report.answers import Answers, Load, latencies, pooled
 from pdbench.report.steady_state import Steadiness, judge
 from pdbench.report.turns import Turns, turns_of
 from pdbench.report.whole_pages import TURNS, Doubt
@@ -128,6 +128,19 @@ class Measured:
         even = self.plan.get("trace") is None
         loads = [part.load for part in self.parts]
         return [judge(x.answers, x.start, x.send_end, self.rate, self.streams, even=even) for x in loads]
+
+    @property
+    def settles(self) -> bool:
+        """Whether the client saw a steady state, of which more requests would tell more."""
+        return not self.stages and not any(
+            seen.growth_ms is not None or seen.never_drains or seen.flight_grows or seen.one_burst
+            for seen in self.steadiness
+        )
+
+    @cached_property
+    def latencies(self) -> Mapping[str, Any]:
+        """TTFT, TPOT, ITL and E2EL of all repeats together."""
+        return latencies(self.answers, self.settles)
 
     @cached_property
     def turns(self) -> Turns | None:

@@ -270,13 +270,21 @@ def _token_mismatch(cell: Measured) -> Iterator[Finding]:
 
 def too_few(cell: Measured) -> Iterator[Finding]:
     """A percentile without an upper bound."""
-    n = cell.answers.count("ok", "timeout")
-    if 0 < n < P99_NEEDS:
-        text = (
-            f"{n} requests are too few for p99 of TTFT and E2EL, which takes {P99_NEEDS}: only a lower bound is known"
-        )
-        advice = f". Use --num-prompts {P99_NEEDS} or a longer --duration."
-        yield Finding(TOO_FEW, WARN, text + advice)
+    n, needs = cell.answers.count("ok", "timeout"), cell.latencies.get("needs") or {}
+    lacking = {name.upper(): needs[f"p99_{name}_ms"] for name in ("ttft", "e2el") if f"p99_{name}_ms" in needs}
+    if n == 0 or not (lacking or n < P99_NEEDS):
+        return
+    takes = max([P99_NEEDS, *lacking.values()])
+    worth = f" (they wait together, and are worth {n * P99_NEEDS / takes:,.0f} independent ones)"
+    text = (
+        f"{n} requests{worth if takes > P99_NEEDS else ''} are too few for p99 of {' and '.join(lacking or ('TTFT',))}"
+    )
+    text += f", which takes {takes:,}: only a lower bound is known"
+    if takes > P99_NEEDS and cell.rate is None:
+        advice = "Use more --repeats: in a longer run streams may keep their places in the wave"
+    else:
+        advice = f"Use --num-prompts {takes} or a longer --duration"
+    yield Finding(TOO_FEW, WARN, f"{text}. {advice}.")
 
 
 def _ms(value: float) -> str:

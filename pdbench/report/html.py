@@ -170,7 +170,7 @@ def _legend(summary: Summary, cells: Sequence[CellSummary], shown: str) -> Marku
     said = "; ".join(meaning for sign, meaning in signs.items() if sign in shown)
     words += f"{said}." if said else ""
     needs = [n for cell in cells if (n := wording.needed_requests(cell, "p99", "ttft")) is not None]
-    words += f" p99 takes {max(needs):,} requests." if needs else ""
+    words += f" p99 takes {'up to ' if len(set(needs)) > 1 else ''}{max(needs):,} requests." if needs else ""
     if any(verdict_mark(cell) == "few" for cell in cells):
         words += " few: valid, with too few requests for some percentile."
     return tag("p", words, class_="note")

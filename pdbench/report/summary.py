@@ -17,7 +17,6 @@ from pdbench.report.answers import (
     Load,
     answers_of,
     counts,
-    latencies,
     rates,
     several_tokens_per_event,
 )
@@ -207,7 +206,7 @@ def figures(cell: Measured) -> dict[str, Any]:
         **counts(cell.answers),
         **not_measured(cell),
         **rates([part.load for part in cell.parts], goodput),
-        **latencies(cell.answers),
+        **cell.latencies,
         **content_latency(cell.answers),
     }
 
@@ -364,10 +363,11 @@ def measured_cells(run: Run, read: Material | None = None) -> Iterator[Measured]
 
 
 def _part(entry: Mapping[str, Any], read: Material, cell: Mapping[str, Any], of: Mapping[str, Any]) -> Part:
-    answers = answers_of(read.requests, read.events, read.places[entry["cell"], entry["repeat"]])
+    closed = cell.get("max_concurrency") is not None
+    answers = answers_of(read.requests, read.events, read.places[entry["cell"], entry["repeat"]], closed)
     start, send_end, end = entry["start_s"], entry["send_end_s"], entry["end_s"]
     segment = read.metrics.segment(cell["target"], start, send_end, end)
-    load = Load(answers, start, send_end, cell.get("max_concurrency") is not None)
+    load = Load(answers, start, send_end, closed)
     return Part(int(entry["repeat"]), entry, load, segment, doubts_of(answers, segment, of))
 
 

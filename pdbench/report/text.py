@@ -233,7 +233,12 @@ def _legend(layout: Layout, cells: Sequence[CellSummary], slo: str) -> list[str]
     if any(text.endswith("+?") for text in written):
         said.append("+?: too few requests to bound it from above")
     if any(text.startswith((">", "n<", "needs ")) for text in written):
-        asks = sorted({f"{q} takes {n:,}" for cell in cells for q in ("p99", "p90", "p50") if (n := _asks(cell, q))})
+        asked = {q: sorted({n for cell in cells if (n := _asks(cell, q))}) for q in ("p50", "p90", "p99")}
+        asks = [
+            f"{q} takes {' to '.join(f'{n:,}' for n in dict.fromkeys((of[0], of[-1])))}"
+            for q, of in asked.items()
+            if of
+        ]
         gaps = [n for cell in cells if (n := needed_requests(cell, "p99", "itl")) is not None]
         asks += [f"p99 of ITL takes up to {max(gaps):,}"] if gaps else []
         asks[:1] = [f"{first} requests" for first in asks[:1]]

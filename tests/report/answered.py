@@ -24,7 +24,9 @@ def columns(name: str, rows: Sequence[Mapping[str, Any]]) -> tables.Columns:
     return tables.columns([pa.Table.from_pylist(rows, plain).cast(schema)], schema)
 
 
-def read_answers(rows: Sequence[Mapping[str, Any]], offsets: Mapping[str, NDArray[np.float64]]) -> Answers:
+def read_answers(
+    rows: Sequence[Mapping[str, Any]], offsets: Mapping[str, NDArray[np.float64]], closed: bool = False
+) -> Answers:
     """The answers that these rows tell of; `offsets`: the arrivals of each request's output, by its id."""
     events = of_offsets([row["request_id"] for row in rows], offsets)
-    return answers_of(columns("requests", rows), events, np.arange(len(rows)))
+    return answers_of(columns("requests", rows), events, np.arange(len(rows)), closed)

@@ -25,7 +25,7 @@ from pdbench.report.compare.evidence import (
     mean_changes,
     pairs_needed,
 )
-from pdbench.report.compare.pairs import PairedCell, figure
+from pdbench.report.compare.pairs import PairedCell, figure, lacking
 
 GATED = ("mean_ttft_ms", "median_ttft_ms", "mean_tpot_ms", "request_throughput")
 WATCHED = (
@@ -186,7 +186,7 @@ def _column(cell: PairedCell, metric: str, rows: Sequence[int]) -> _Column | Non
 
 
 def _not_measured(cell: PairedCell, metric: str) -> Change:
-    needs = [repeat["needs"][metric] for pair in cell.pairs for repeat in pair if metric in (repeat.get("needs") or {})]
+    needs = [n for pair in cell.pairs for repeat in pair if (n := lacking(repeat, metric)) is not None]
     note = f"takes {max(needs):,} requests a repeat" if needs else "not measured on both sides"
     return Change(metric, pairs=len(cell.pairs), evidence="not measured", gate="undecided", note=note)
 
@@ -197,7 +197,7 @@ def _left_out(cell: PairedCell, metric: str) -> str:
     for pair in cell.pairs:
         for role, repeat in zip(cell.roles, pair, strict=True):
             if figure(repeat, metric) is None:
-                needs = (repeat.get("needs") or {}).get(metric)
+                needs = lacking(repeat, metric)
                 why = (
                     "not measured"
                     if needs is None

@@ -7,8 +7,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from pdbench.report import wording
+from pdbench.report.answers import QUANTILES
 from pdbench.report.compare import transfers
 from pdbench.report.compare.sides import Side
+from pdbench.report.statistics import needed_for
 from pdbench.report.wording import CellSummary
 
 Repeat = Mapping[str, Any]
@@ -122,9 +124,19 @@ def _same_seed(base: Sequence[Repeat], new: Sequence[Repeat]) -> list[tuple[Repe
     return [(repeat, of[repeat["seed"]]) for repeat in base if repeat.get("seed") in of]
 
 
+def lacking(repeat: Repeat, metric: str) -> int | None:
+    """How many requests a percentile takes, where a repeat has fewer. That they wait together and are worth fewer is no
+    reason to leave it out: how much it varies is seen from repeat to repeat."""
+    needed: int | None = (repeat.get("needs") or {}).get(metric)
+    if needed is None or (q := QUANTILES.get(metric[:3])) is None or "_itl_" in metric:
+        return needed
+    answered = (repeat.get("completed") or 0) + (repeat.get("timed_out") or 0)
+    return least if answered < (least := needed_for(q)) else None
+
+
 def figure(repeat: Repeat, metric: str) -> float | None:
     """One figure of a repeat by its key, `ttft_split_ms.post` for one inside; None where too few requests carry it."""
-    if metric in (repeat.get("needs") or {}):
+    if lacking(repeat, metric) is not None:
         return None
     found: object = repeat
     for key in metric.split("."):
