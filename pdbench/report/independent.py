@@ -46,9 +46,9 @@ def alike_of(repeat: Floats, stream: Floats, session: Floats) -> Alike:
     own = stream if np.isfinite(stream).all() else session
     if not np.isfinite(own).all():
         return Alike(repeats)
-    pairs, labels = np.unique(np.stack((repeats, own)), axis=1, return_inverse=True)
-    turns = round(pairs.shape[1] / (int(repeats.max(initial=0)) + 1)) if own is stream else 0
-    return Alike(repeats, labels.reshape(-1), turns)
+    known, labels = np.unique(repeats * (own.max(initial=0.0) + 1) + own, return_inverse=True)
+    turns = round(len(known) / (int(repeats.max(initial=0)) + 1)) if own is stream else 0
+    return Alike(repeats, labels, turns)
 
 
 def streams_of(sent: Floats, done: Floats) -> Floats:
@@ -127,7 +127,7 @@ def _blocks(scores: Floats, alike: Alike) -> Iterator[Clusters]:
 
 def _labelled(scores: Floats, labels: Ints) -> Clusters:
     members = np.bincount(labels)
-    totals = np.stack([np.bincount(labels, weights=score) for score in scores])
+    totals: Floats = np.stack([np.bincount(labels, weights=score) for score in scores])
     return Clusters(totals[:, members > 0], members[members > 0])
 
 

@@ -88,9 +88,10 @@ def too_few(slo: Slo, probe: Mapping[str, Any], summary: Summary) -> tuple[float
     if slo.metric == ATTAINED or slo.statistic == "mean":
         return None
     cell = _cell(probe, summary)
-    needed = needed_requests(cell, slo.statistic, slo.metric)
-    if needed is None and slo.metric != "itl" and probe["requests"] < needed_for(slo.quantile):
-        needed = needed_for(slo.quantile)  # a percentile that the summary does not hold
+    if slo.metric == "itl":
+        needed = needed_requests(cell, slo.statistic, slo.metric)
+    else:  # the search itself weighs that requests wait together
+        needed = least if probe["requests"] < (least := needed_for(slo.quantile)) else None
     return None if needed is None else (interval(cell, slo.statistic, slo.metric)[0], needed)
 
 
