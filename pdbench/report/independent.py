@@ -25,6 +25,7 @@ SURE = 2.576  # standard score: chance exceeds it in 0.5 % of the looks
 REQUESTS_IN_BLOCK = 4  # in the shortest; in a closed loop as many as it has streams, so that each has a part in each
 FEWEST_BLOCKS = 6
 FEWEST_CLUSTERS = 3
+DECIMALS = 6  # of ms: no clock tells less than 1 ns
 STRONGEST = 0.98  # correlation of neighbouring blocks: beyond, a run is worth next to nothing in any case
 
 
@@ -81,7 +82,8 @@ def independent_sizes(values: Floats, ordered: Floats, alike: Alike, quantiles: 
     `values` are in the order of their sends, censored ones infinite; `ordered` are the same, sorted.
     """
     n = len(values)
-    scores, beyond = _scores(values, ordered, quantiles)
+    # What differs by the rounding of times alone is equal: rounding follows the clock, and would look like a memory.
+    scores, beyond = _scores(np.round(values, DECIMALS), np.round(ordered, DECIMALS), quantiles)
     variance = np.maximum(np.mean(scores**2, axis=1), 1e-300)
     worth = np.full(len(scores), float(n))
     blocks = list(_blocks(scores, alike))
@@ -176,7 +178,7 @@ def _worth(clusters: Clusters, variance: Floats) -> Floats:
     if clusters.follows is not None:
         products = np.sum(clusters.totals[:, 1:] * clusters.totals[:, :-1] * clusters.follows[1:], axis=1)
         near = (products / np.maximum(total, 1e-300) + 1 / k) / (1 - 4 / k)  # Kendall: it is estimated too low
-        near = np.clip(near, 0, STRONGEST)
+        near = np.clip(np.minimum(near, near[0]), 0, STRONGEST)  # a tail forgets no later than ranks, and few are in it
         longer = (1 + near) / (1 - near)
         effect, few = effect * longer, np.minimum(few, k / longer - 1)
     price = np.array([student_975(n - 1) / student_975(int(freedom)) for freedom in few])

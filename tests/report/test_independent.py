@@ -73,6 +73,8 @@ def test_blocks_end_with_their_repeat() -> None:
 
 def test_equal_values_are_not_alike_by_their_order() -> None:
     assert sizes(np.ones(300)) == dict.fromkeys(Q, 300.0)
+    sent = np.sort(np.random.default_rng(5).uniform(0, 400, 300))
+    assert sizes((sent + 0.2 - sent) * 1000) == dict.fromkeys(Q, 300.0)
     rng = np.random.default_rng(4)
     assert sizes(rng.permutation(np.append(rng.random(290), [np.inf] * 10)))[0.99] == 300
     assert all(np.isfinite(list(sizes(np.arange(float(n))).values())).all() for n in range(1, 60))
