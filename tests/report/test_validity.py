@@ -60,12 +60,20 @@ NO_TOKENS: dict[str, Any] = {"first_token_s": None, "last_token_s": None, "outpu
 
 @pytest.mark.parametrize("mode", ["pull", "push", "colocated"])
 def test_a_healthy_cell_has_no_flag(tmp_path: Path, mode: str) -> None:
-    assert flags(tmp_path, World(**{**vars(HEALTHY), "mode": mode})) == {}
+    """With requests enough for a p99 although some wait together: at a sixth of prefill's time 300 are worth 200."""
+    assert flags(tmp_path, World(**{**vars(HEALTHY), "mode": mode, "n": 1600})) == {}
 
 
 def test_few_requests_are_flagged_with_the_number_needed(tmp_path: Path) -> None:
     severity, evidence = flags(tmp_path, World(n=40))["too-few-requests"]
     assert severity == "warn" and "299" in evidence
+
+
+@pytest.mark.parametrize(("streams", "more"), [(None, "--num-prompts"), (6, "--repeats")])
+def test_requests_that_wait_together_are_too_few(tmp_path: Path, streams: int | None, more: str) -> None:
+    world = World(n=400, slots=8, tokens=64, streams=streams, rate=None if streams else 8)
+    severity, evidence = flags(tmp_path, world)["too-few-requests"]
+    assert severity == "warn" and "400 requests (they wait together" in evidence and more in evidence
 
 
 def test_overload(tmp_path: Path) -> None:
