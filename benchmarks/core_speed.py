@@ -1,8 +1,9 @@
 """How fast was a core meanwhile, and what did a process take while it was at its fastest?
 
 A core of a virtual machine is often one thread of a physical core: what the other thread does for somebody else makes
-it slower by half and more, for a fraction of a second or for hours, and no counter of the guest tells (steal time stays
-0). A short loop of Python does, run again and again on the same core at idle priority.
+it slower by half and more, for a fraction of a second or for hours, and so does a pause of 50 ms, after which the host
+may have given the place to somebody. No counter of the guest tells (steal time stays 0). A short loop of Python does,
+run again and again on the same core at idle priority.
 
     python benchmarks/core_speed.py PID CORE    # samples until the process has ended, as JSON; `watched` runs this
 """
