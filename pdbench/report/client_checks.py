@@ -275,11 +275,13 @@ def too_few(cell: Measured) -> Iterator[Finding]:
     if n == 0 or not (lacking or n < P99_NEEDS):
         return
     takes = max([P99_NEEDS, *lacking.values()])
-    worth = f" (they wait together, and are worth {n * P99_NEEDS / takes:,.0f} independent ones)"
-    text = (
-        f"{n} requests{worth if takes > P99_NEEDS else ''} are too few for p99 of {' and '.join(lacking or ('TTFT',))}"
-    )
-    text += f", which takes {takes:,}: only a lower bound is known"
+    text = f"{n:,} requests are too few for p99 of "
+    if takes > P99_NEEDS:
+        text += " and of ".join(f"{name} (takes {needed:,})" for name, needed in lacking.items())
+        text += ", since those near one another are alike"
+    else:
+        text += f"{' and '.join(lacking or ('TTFT',))}, which takes {takes:,}"
+    text += ": only a lower bound is known"
     if takes > P99_NEEDS and cell.rate is None:
         advice = "Use more --repeats: in a longer run streams may keep their places in the wave"
     else:

@@ -28,7 +28,7 @@ ITL_LAG_MS = 5.0
 SHARED_READS_SHARE = 0.005  # reads with several token events: two gaps each are wrong, p99 is what 1 % of them say
 SHARED_READS_VOID = 0.1  # a fifth of all gaps is wrong then
 MERGED_AT_MOST = 16  # events in a first read that are counted
-MERGED_TOLD = 0.01  # of the answers: from here on it is told, whatever it moved
+MERGED_TOLD, MERGED_FEWEST = 0.01, 3  # of the answers, and answers: from here on it is told, whatever it moved
 MERGED_BY_THE_SERVER = 0.5  # of the first reads: more is how the server sends
 HELD_SHARE, HELD_VOID = 0.9, 0.75  # of a closed loop's streams that were under way, on average
 HELD_NEEDS, HELD_OK = 3, 0.95  # requests a stream, and answers among them, from which that can be judged
@@ -178,7 +178,7 @@ def _merged_note(cell: Measured, tpot: float) -> Iterator[str]:
     lag = client.get("kernel_to_user_max_ms") or client.get("kernel_to_user_p99_ms")
     seen, late = _in_one_read(cell, tpot)
     few = int(np.count_nonzero(late))
-    if not few or not MERGED_TOLD * len(seen) <= few <= MERGED_BY_THE_SERVER * len(seen):
+    if not max(MERGED_FEWEST, MERGED_TOLD * len(seen)) <= few <= MERGED_BY_THE_SERVER * len(seen):
         return
     if _kernel_stamped(client) and lag is not None and lag > ITL_SHARE * tpot:
         yield (

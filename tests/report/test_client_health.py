@@ -112,7 +112,9 @@ def first_two_together(of: int) -> Any:
     return spoil
 
 
-@pytest.mark.parametrize(("of", "latest_ms", "told"), [(40, 30.0, True), (200, 30.0, False), (40, 1.0, False)])
+@pytest.mark.parametrize(
+    ("of", "latest_ms", "told"), [(40, 30.0, True), (200, 30.0, False), (40, 1.0, False)]
+)  # 2 of 400 are nothing to tell of
 def test_first_tokens_that_share_a_read_are_told_though_they_move_no_figure(
     tmp_path: Path, of: int, latest_ms: float, told: bool
 ) -> None:

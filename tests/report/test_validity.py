@@ -73,7 +73,8 @@ def test_few_requests_are_flagged_with_the_number_needed(tmp_path: Path) -> None
 def test_requests_that_wait_together_are_too_few(tmp_path: Path, streams: int | None, more: str) -> None:
     world = World(n=400, slots=8, tokens=64, streams=streams, rate=None if streams else 8)
     severity, evidence = flags(tmp_path, world)["too-few-requests"]
-    assert severity == "warn" and "400 requests (they wait together" in evidence and more in evidence
+    assert severity == "warn" and "are alike: only a lower bound is known" in evidence and more in evidence
+    assert evidence.startswith("400 requests are too few for p99 of TTFT (takes ")
 
 
 def test_overload(tmp_path: Path) -> None:
