@@ -181,6 +181,7 @@ def _worth(clusters: Clusters, variance: Floats) -> Floats:
         near = np.clip(np.minimum(near, near[0]), 0, STRONGEST)  # a tail forgets no later than ranks, and few are in it
         longer = (1 + near) / (1 - near)
         effect, few = effect * longer, np.minimum(few, k / longer - 1)
-    price = np.array([student_975(n - 1) / student_975(int(freedom)) for freedom in few])
-    sizes: Floats = np.where(effect > 1, n / np.maximum(effect, 1) * np.minimum(1, price) ** 2, n)
+    # Few clusters tell little of what they add to the variance of independent ones: that part pays Student's price.
+    price = np.array([max(1.0, student_975(int(freedom)) / student_975(n - 1)) for freedom in few])
+    sizes: Floats = n / (1 + np.maximum(effect - 1, 0) * price**2)
     return sizes
