@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Callable, Iterator
 
@@ -30,6 +31,7 @@ MISMATCH_VOID_SHARE = 0.01
 CHAT_PROMPT_SHARE = 0.05  # a chat template adds tokens: text prompts may be this much or 16 tokens off
 CHAT_PROMPT_TOKENS = 16
 P99_NEEDS = needed_for(0.99)
+SETTLED = ("ttft", "tpot", "e2el")  # figures that a request has once
 TOO_FEW = "too-few-requests"
 
 STALL_S = 2.0
@@ -271,19 +273,23 @@ def _token_mismatch(cell: Measured) -> Iterator[Finding]:
 def too_few(cell: Measured) -> Iterator[Finding]:
     """A percentile without an upper bound."""
     n, needs = cell.answers.count("ok", "timeout"), cell.latencies.get("needs") or {}
-    lacking = {name.upper(): needs[f"p99_{name}_ms"] for name in ("ttft", "e2el") if f"p99_{name}_ms" in needs}
+    lacking = {name.upper(): needs[f"p99_{name}_ms"] for name in SETTLED if f"p99_{name}_ms" in needs}
     if n == 0 or not (lacking or n < P99_NEEDS):
         return
     takes = max([P99_NEEDS, *lacking.values()])
     text = f"{n:,} requests are too few for p99 of "
     if takes > P99_NEEDS:
-        text += " and of ".join(f"{name} (takes {needed:,})" for name, needed in lacking.items())
+        text += ", ".join(f"{name} (takes {needed:,})" for name, needed in lacking.items())
         text += ", since those near one another are alike"
     else:
-        text += f"{' and '.join(lacking or ('TTFT',))}, which takes {takes:,}"
+        text += f"{', '.join(lacking) or 'TTFT'}, which takes {takes:,}"
     text += ": only a lower bound is known"
     if takes > P99_NEEDS and cell.rate is None:
-        advice = "Use more --repeats: in a longer run streams may keep their places in the wave"
+        repeats = math.ceil(len(cell.parts) * takes / n)
+        advice = (
+            f"Use --repeats {repeats}: streams that wait for one another may keep their order for as long as a run"
+            " lasts, so a longer one would tell no more"
+        )
     else:
         advice = f"Use --num-prompts {takes} or a longer --duration"
     yield Finding(TOO_FEW, WARN, f"{text}. {advice}.")

@@ -33,6 +33,7 @@ from pdbench.report.wording import (
     listed,
     load_unit,
     loop,
+    most_needed,
     named,
     needed_requests,
     new_advice,
@@ -303,8 +304,9 @@ def _notes(cells: Sequence[CellSummary], several: bool) -> Iterator[RenderableTy
 
 
 def _warnings(cells: Sequence[CellSummary], several: bool, verdict: str) -> Iterator[RenderableType]:
-    """Each warning once, with the cells that it concerns; the one that nearly every short run has comes last. Where no
-    cell is valid, first what voids them, as far as the verdict does not say it."""
+    """Each warning once, with the cells that it concerns; the one that nearly every short run has comes last, for the
+    cell that lacks most, and not for void ones, which more requests do not help. Where no cell is valid, first what
+    voids them, as far as the verdict does not say it."""
     nothing_valid = all(is_unsound(cell) or verdict_mark(cell) == "none" for cell in cells)
     concerned: dict[tuple[str, bool], list[tuple[CellSummary, str]]] = {}
     for cell in cells:
@@ -314,6 +316,8 @@ def _warnings(cells: Sequence[CellSummary], several: bool, verdict: str) -> Iter
                 listed(flag.get("evidence", "")),
                 flag.get("severity") == "void",
             )
+            if code == TOO_FEW and is_unsound(cell):
+                continue
             if not void or (nothing_valid and found.partition(". ")[0] not in verdict):
                 concerned.setdefault((code, void), []).append((cell, found))
     for index, (code, void) in enumerate(sorted(concerned, key=lambda key: (not key[1], key[0] == TOO_FEW))):
@@ -321,6 +325,9 @@ def _warnings(cells: Sequence[CellSummary], several: bool, verdict: str) -> Iter
             yield Text()
         of = concerned[code, void]
         mark = "void" if void else "few" if code == TOO_FEW else "warn"
-        where = which(len(of), len(cells), of[0][0], several)
-        said = Text.assemble((code, "bold"), f" ({where}): {of[0][1]}")
+        cell, found, like = *of[0], "such as"
+        if code == TOO_FEW:
+            (cell, found), like = max(of, key=lambda each: most_needed(each[0])), "most of all"
+        where = which(len(of), len(cells), cell, several, like)
+        said = Text.assemble((code, "bold"), f" ({where}): {found}")
         yield hanging(Text(MARK_TEXT[mark], style=MARK_STYLE[mark]), said)

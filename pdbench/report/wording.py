@@ -246,11 +246,11 @@ def notes(cells: Sequence[CellSummary], target: bool = False) -> list[tuple[str,
     return [(which(len(some), len(cells), some[0][0], target), some[0][1]) for some in found.values()]
 
 
-def which(concerned: int, of: int, first: CellSummary, target: bool = False) -> str:
+def which(concerned: int, of: int, first: CellSummary, target: bool = False, like: str = "such as") -> str:
     """`every cell, such as 8 req/s x 512 tokens`."""
     if concerned == 1:
         return place(first, target)
-    return f"{'every cell' if concerned == of else counted(concerned, 'cell')}, such as {place(first, target)}"
+    return f"{'every cell' if concerned == of else counted(concerned, 'cell')}, {like} {place(first, target)}"
 
 
 def verdict_mark(cell: CellSummary) -> str:
@@ -306,6 +306,12 @@ def needed_requests(cell: CellSummary, quantile: str, metric: str) -> int | None
     needs: Mapping[str, Any] = cell.get("needs") or {}
     value = needs.get(f"{quantile}_{metric}_ms", needs.get(f"median_{metric}_ms") if quantile == "p50" else None)
     return None if value is None else int(value)
+
+
+def most_needed(cell: CellSummary) -> int:
+    """How many requests the most demanding percentile needs, 0 where the cell has enough for each."""
+    needs: Mapping[str, Any] = cell.get("needs") or {}
+    return max(map(int, needs.values()), default=0)
 
 
 def interval(cell: CellSummary, quantile: str, metric: str) -> tuple[float | None, float | None]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import math
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -69,12 +70,17 @@ def test_few_requests_are_flagged_with_the_number_needed(tmp_path: Path) -> None
     assert severity == "warn" and "299" in evidence
 
 
-@pytest.mark.parametrize(("streams", "more"), [(None, "--num-prompts"), (6, "--repeats")])
+@pytest.mark.parametrize(("streams", "more"), [(None, "--num-prompts {takes}"), (6, "--repeats {times}:")])
 def test_requests_that_wait_together_are_too_few(tmp_path: Path, streams: int | None, more: str) -> None:
     world = World(n=400, slots=8, tokens=64, streams=streams, rate=None if streams else 8)
     severity, evidence = flags(tmp_path, world)["too-few-requests"]
-    assert severity == "warn" and "are alike: only a lower bound is known" in evidence and more in evidence
+    assert severity == "warn" and "are alike: only a lower bound is known" in evidence
     assert evidence.startswith("400 requests are too few for p99 of TTFT (takes ")
+    takes = max(int(found.replace(",", "")) for found in re.findall(r"\(takes ([\d,]+)\)", evidence))
+    assert more.format(takes=takes, times=math.ceil(takes / 400)) in evidence
+    needs = summarise(make_run(tmp_path / "again", [[world]]))["cells"][0]["needs"]
+    lacking = [name for name in ("ttft", "tpot", "e2el") if f"p99_{name}_ms" in needs]
+    assert re.findall(r"(\w+) \(takes", evidence) == [name.upper() for name in lacking]
 
 
 def test_overload(tmp_path: Path) -> None:

@@ -54,7 +54,7 @@ def test_where_nothing_is_valid_the_terminal_says_what_voids_it_once():
     assert "kv-expired (" not in shown({**of_bad, "cells": [*bad, cell_summary(2, 1, 1024, validity=[])]})
 
 
-CHANCE, GAP, EDGE = "are due on average", "equal gaps begin with a gap", "outside of the time in which got counts"
+CHANCE, GAP, EDGE = "are due on average", "equal gaps begin with a gap", "outside of the window of got"
 
 
 @pytest.mark.parametrize(
@@ -63,6 +63,7 @@ CHANCE, GAP, EDGE = "are due on average", "equal gaps begin with a gap", "outsid
         (12, 12, 1.2, "poisson", [CHANCE]),  # a third fewer came, and were answered as they came
         (28, 28, 2.8, "poisson", [CHANCE]),
         (19, 19, 1.9, "poisson", [CHANCE]),
+        (97, 97, 9.7, "poisson", []),  # a trifle
         (8, 8, 0.7, "poisson", [CHANCE, EDGE]),
         (20, 20, 1.8, "poisson", [EDGE]),
         (20, 20, 1.2, "poisson", []),  # all came, and the servers fell behind
@@ -74,13 +75,18 @@ CHANCE, GAP, EDGE = "are due on average", "equal gaps begin with a gap", "outsid
     ],
 )
 def test_a_rate_that_the_servers_did_not_make_is_told(sent, answered, got, arrivals, explained):
+    asked = 10 if sent > 50 else 2
     changes = {"sent": sent, "completed": answered, "duration_s": 10.0, "request_throughput": got, "validity": []}
-    summary = {**grid_summary(), "cells": [cell_summary(0, 2, 1024, **changes)]}
+    summary = {**grid_summary(), "cells": [cell_summary(0, asked, 1024, **changes)]}
     summary["plan"] = {**summary["plan"], "arrivals": arrivals}
     said = " ".join(shown(summary).split())
-    told = f"got is not what was asked in 2 req/s x 1,024 tokens, yet all {sent} that were sent were answered"
+    told = f"got is not what was asked in {asked} req/s x 1,024 tokens, yet all {sent} that were sent were answered"
     assert [why for why in (CHANCE, GAP, EDGE) if why in said] == explained
     assert (told in said) == bool(explained)
+    summary["plan"]["num_prompts"] = sent  # then it is the time that chance makes, not the number
+    by_time = f"so many take {sent / asked:.0f} s on average and took 10 by chance"
+    said = " ".join(shown(summary).split())
+    assert CHANCE not in said and (by_time in said) == (CHANCE in explained)
     void = {"code": "not-steady-state", "severity": "void", "evidence": "TTFT grows 40 ms per request"}
     summary["cells"][0]["validity"] = [void]
     assert "yet all" not in shown(summary)
@@ -256,6 +262,19 @@ def test_too_few_requests_alone_is_no_warning():
     assert "warn" not in text and "few   too-few-requests" in text and "few: valid, with too few" in text
     summary["cells"][0]["validity"] = [few, {"code": "stall", "severity": "warn", "evidence": "x"}]
     assert "warn" in shown(summary)
+
+
+def test_requests_that_are_lacking_are_told_of_the_cell_that_lacks_most():
+    """And not of void ones, to which more requests do not help."""
+    summary = grid_summary(rates=(1, 2, 4))
+    summary["cells"] = [cell_summary(at, rate, 1024) for at, rate in enumerate((1, 2, 4))]
+    for cell, takes in zip(summary["cells"], (400, 900, 2000), strict=True):
+        cell["needs"] = {"p99_ttft_ms": takes}
+        cell["validity"] = [{"code": "too-few-requests", "severity": "warn", "evidence": f"takes {takes}"}]
+    summary["cells"][2]["validity"].append({"code": "stall", "severity": "void", "evidence": "3 s"})
+    assert "too-few-requests (2 cells, most of all 2 req/s x 1,024 tokens): takes 900" in " ".join(
+        shown(summary).split()
+    )
 
 
 def test_the_legend_names_slos_and_slots_that_are_not_known():
