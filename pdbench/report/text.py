@@ -144,10 +144,11 @@ def _cell_verdict(cell: CellSummary, target: bool, run_verdict: str) -> Iterator
     none = "no request was answered" if cell.get("completed") == 0 else "nothing was measured"
     said = cell_sentence(cell) or (void_codes(cell) if mark == "void" else none if mark == "none" else "")
     spoken = f"{run_verdict} {said}"
-    causes = (cell.get("diagnosis") or [])[:2] if mark in ("void", "none") or not said else []
+    explained = mark in ("void", "none") or said in run_verdict  # "" is in it
+    causes = (cell.get("diagnosis") or [])[:2] if explained else []
     if said in run_verdict:
-        told = [named(cause) for cause in cell.get("diagnosis") or [] if cause not in causes or _spoken(cause, spoken)]
-        above = f"{', '.join(told[:2])}: see the verdict below" if told else ""
+        told = [named(cause) for cause in causes if _spoken(cause, spoken)]
+        above = f"{', '.join(told)}: see the verdict below" if told else ""
         said = "; ".join(filter(None, [why_unsound(cell), above]))
     elif causes and evidence(causes[0]).rstrip(".") not in said:
         said = said.removesuffix(first_change(causes[0])).rstrip()  # it comes below, with the arrow
