@@ -47,6 +47,16 @@ def queue_wait_ms(qps: float, service_ms: float) -> float | None:
     return load * service_ms / (2 * (1 - load)) if load < 1 else None
 
 
+def overloaded(qps: float, prefill_ms: float, out_tokens: float, tpot: Tpot) -> list[str]:
+    """Which instances of `break_even` such a load has growing without end."""
+    alone = {
+        "prefill": queue_wait_ms(qps, prefill_ms),
+        "decode": decode_tpot_ms(qps, out_tokens, tpot),
+        "co-located": colocated_tpot_ms(qps / 2, prefill_ms, out_tokens, tpot),
+    }
+    return [name for name, found in alone.items() if found is None]
+
+
 def break_even(qps: float, prefill_ms: float, out_tokens: float, tpot: Tpot) -> BreakEven | None:
     """Break-even transfer of two GPUs at `qps` in all; `None` where one of the two ways cannot carry the load."""
     together = colocated_tpot_ms(qps / 2, prefill_ms, out_tokens, tpot)

@@ -18,6 +18,7 @@ from pdbench.littles_law.crossover import (
     break_even,
     crossover_gb_s,
     link_load_gb_s,
+    overloaded,
 )
 from pdbench.littles_law.kv import KvShape
 from pdbench.littles_law.links import Link
@@ -39,9 +40,9 @@ class Handoff:
     def gb_s(self, tokens: float, budget_ms: float) -> float | None:
         return crossover_gb_s(self.shape.wire_bytes(tokens, self.tp), budget_ms, self.fixed_ms, self.hidden)
 
-    def by_rule(self, tokens: float, stalled: float) -> float | None:
-        """Break-even transfer = stalled decodes x the forward's time."""
-        return self.gb_s(tokens, stalled * self.prefill.forward_ms(tokens))
+    def by_rule(self, tokens: float, stalled: float, share: float = 1.0) -> float | None:
+        """Break-even transfer = stalled decodes x the forward's time, or a share of that."""
+        return self.gb_s(tokens, share * stalled * self.prefill.forward_ms(tokens))
 
     def carried_gb_s(self, tokens: float, qps: float) -> float:
         """What the links must carry of such prompts, whatever one transfer takes."""
@@ -55,6 +56,9 @@ class Asked:
     qps: float
     out_tokens: float
     tpot: Tpot
+
+    def full(self, forward_ms: float) -> list[str]:
+        return overloaded(self.qps, forward_ms, self.out_tokens, self.tpot)
 
 
 def crossover(
@@ -121,9 +125,11 @@ def crossover_plan(
 ) -> Plan:
     curve = {(tokens, b): handoff.by_rule(tokens, b) for tokens in lens for b in stalled}
     tables = [_rule_table(handoff, lens, stalled, curve)]
+    low, high = RULE_SHARE
     remarks = [
-        "Above the crossover P/D lowers total latency. Simulated break-even transfers are "
-        f"{RULE_SHARE[0]} to {RULE_SHARE[1]} of this rule's, so count on 1.3 to 1.7 times these figures.",
+        "Crossover: above it P/D lowers total latency, by the rule that a transfer may take as long as stalled decodes"
+        f" x forward. Simulated ones may take {low:g} to {high:g} of that: count on {number(1 / high)} to"
+        f" {number(1 / low)} times these figures.",
         f"The links must also carry all prompts, with at most {MAX_LINK_USE:.0%} of their speed: so "
         "much for each req/s.",
     ]
@@ -136,7 +142,7 @@ def crossover_plan(
         "carried_gb_s_per_qps": {str(tokens): handoff.carried_gb_s(tokens, 1) for tokens in lens},
         "link_gb_s": None if link is None else link.practical_gb_s * handoff.tp,
     }
-    improves = False
+    improves, found = False, {}
     if load is None:
         answer = _answer_by_rule(handoff, lens, stalled, curve, link)
     else:
@@ -144,16 +150,21 @@ def crossover_plan(
             tokens: break_even(load.qps, handoff.prefill.forward_ms(tokens), load.out_tokens, load.tpot)
             for tokens in lens
         }
+        full = {tokens: load.full(handoff.prefill.forward_ms(tokens)) for tokens in lens}
         improves = any(even is not None and even.ttft_ms > 0 for even in found.values())
-        answer = _answer_for_load(handoff, load, found, link)
-        tables.insert(0, _load_table(handoff, load, found))
-        remarks.append(
-            "The second table is the rule alone, stalled decodes x forward, at any rate: what a smaller batch gains in"
-            " TPOT and what waits in prefill's queue is in the first one only."
+        answer = _answer_for_load(handoff, load, found, full, link)
+        tables.insert(0, _load_table(handoff, load, found, full))
+        remarks[0] = (
+            "The second table is the rule alone, at any rate: a transfer may take as long as stalled decodes x forward."
+            " The first one also knows that all prompts wait in one queue of prefill, that decode's batch is as large"
+            " as both co-located ones together, and a decode step and a half: simulated transfers may take 0.8 to 1 of"
+            " what it says."
         )
-        document["load"] = [_even_document(handoff, load, tokens, even) for tokens, even in found.items()]
-    if not improves:
-        answer += " TTFT alone does not improve on equal GPUs, at any bandwidth."
+        if None in found.values():
+            remarks.insert(0, "Full: at this rate its queue, or its batch, grows without end.")
+        document["load"] = [_even_document(handoff, load, tokens, even, full[tokens]) for tokens, even in found.items()]
+    if not improves and (load is None or any(found.values())):
+        answer += " TTFT alone does not improve with one prefill and one decode instance, at any bandwidth."
         remarks.append(
             "TTFT: one prefill queue carries what two co-located ones shared, and a transfer and a decode step come on "
             "top. P/D gains in TPOT, total latency and the highest rate, or in TTFT by a better P:D split than 1:1."
@@ -184,11 +195,14 @@ def _answer_by_rule(
 ) -> str:
     """No load is given, so up to which rate the crossover is what binds is part of the answer."""
     tokens, b = lens[len(lens) // 2], stalled[min(1, len(stalled) - 1)]
-    least, each = curve[tokens, b], handoff.carried_gb_s(tokens, 1)
+    rule, each = curve[tokens, b], handoff.carried_gb_s(tokens, 1)
     where = f"with {b:g} stalled decode{'s' if b != 1 else ''} and prompts of {tokens:,} tokens"
-    if least is None:
+    where += " (the table has others)" if len(curve) > 1 else ""
+    least = handoff.by_rule(tokens, b, RULE_SHARE[0])
+    if rule is None or least is None:
         return f"P/D does not pay {where}: t0 alone takes longer than the interference it removes."
-    answer = f"P/D lowers total latency above {number(least)} GB/s ({number(least * 8)} Gbit/s) {where}, up to "
+    answer = f"P/D lowers total latency above {number(least)} GB/s ({number(least * 8)} Gbit/s) {where}; the rule alone"
+    answer += f" says {number(rule)}, and simulations need up to {number(1 / RULE_SHARE[0])} times that. So up to "
     answer += f"{number(least / each)} req/s; at higher rates carrying them binds, {number(each)} GB/s for each req/s"
     if link is None:
         return answer + "."
@@ -196,14 +210,16 @@ def _answer_by_rule(
     return f"{answer}. {_there(have, least)}, and carry {number(have / each)} req/s."
 
 
-def _answer_for_load(handoff: Handoff, load: Asked, found: dict[int, BreakEven | None], link: Link | None) -> str:
+def _answer_for_load(
+    handoff: Handoff, load: Asked, found: dict[int, BreakEven | None], full: dict[int, list[str]], link: Link | None
+) -> str:
     lens = list(found)[: len(found) // 2 + 1]
     tokens = next((each for each in reversed(lens) if found[each] is not None), lens[-1])
     even = found[tokens]
     where = f"{load.qps:g} req/s with prompts of {tokens:,} tokens"
     if even is None:
-        two = _instances(handoff).replace("two", "Two")
-        return f"{two} do not carry {where}: co-located or as P/D, a queue grows without end."
+        return _overloaded(handoff, full[tokens], where)
+    where += " (the table has others)" if len(found) > 1 else ""
     need = _need(handoff, load, tokens, even)
     if need.gb_s is None or need.latency_gb_s is None:
         if even.total_latency_ms <= 0:
@@ -217,6 +233,16 @@ def _answer_for_load(handoff: Handoff, load: Asked, found: dict[int, BreakEven |
     return answer + ("." if link is None else f". {_there(link.practical_gb_s * handoff.tp, need.gb_s)}.")
 
 
+def _overloaded(handoff: Handoff, full: list[str], where: str) -> str:
+    two = _instances(handoff).replace("two", "Two")
+    apart = [role for role in full if role != "co-located"]
+    if len(apart) == len(full):
+        return f"{two} carry {where} when co-located, and not as P/D: {' and '.join(apart)} would be full."
+    if not apart:
+        return f"{two} carry {where} as P/D, and not when co-located: prompts and streams together would be too much."
+    return f"{two} do not carry {where}: co-located or as P/D, a queue grows without end."
+
+
 def _there(have: float, least: float) -> str:
     return f"{number(have)} GB/s are there, {number(have / least)} times that"
 
@@ -225,12 +251,12 @@ def _speed(gb_s: float | None) -> str:
     return "never" if gb_s is None else f"{number(gb_s, 2)} ({number(gb_s * 8, 2)})"
 
 
-def _load_table(handoff: Handoff, load: Asked, found: dict[int, BreakEven | None]) -> Table:
+def _load_table(handoff: Handoff, load: Asked, found: dict[int, BreakEven | None], full: dict[int, list[str]]) -> Table:
     heads = ("prompt", "stalled", "TPOT co-loc", "TPOT P/D", "may take", "GB/s, by", "TTFT w/o transfer")
     rows = []
     for tokens, even in found.items():
         if even is None:
-            rows.append((f"{tokens:,}", "overload", "-", "-", "-", "-", "-"))
+            rows.append((f"{tokens:,}", "-", *_full_cells(full[tokens]), "-", "-", "-"))
             continue
         need = _need(handoff, load, tokens, even)
         rows.append(
@@ -245,6 +271,12 @@ def _load_table(handoff: Handoff, load: Asked, found: dict[int, BreakEven | None
     return Table(title, heads, tuple(rows))
 
 
+def _full_cells(full: list[str]) -> tuple[str, str]:
+    """What stands in place of the TPOT of both ways."""
+    apart = [role for role in full if role != "co-located"]
+    return "full" if "co-located" in full else "-", f"{apart[0]} full" if apart else "-"
+
+
 def _need(handoff: Handoff, load: Asked, tokens: float, even: BreakEven) -> Need:
     return Need(handoff.gb_s(tokens, even.total_latency_ms), handoff.carried_gb_s(tokens, load.qps))
 
@@ -253,9 +285,11 @@ def _instances(handoff: Handoff) -> str:
     return "two GPUs" if handoff.tp == 1 else f"two instances of {handoff.tp} GPUs"
 
 
-def _even_document(handoff: Handoff, load: Asked, tokens: int, even: BreakEven | None) -> dict[str, Any]:
+def _even_document(
+    handoff: Handoff, load: Asked, tokens: int, even: BreakEven | None, full: list[str]
+) -> dict[str, Any]:
     if even is None:
-        return {"prompt_len": tokens, "overload": True}
+        return {"prompt_len": tokens, "overload": True, "full": full}
     need = _need(handoff, load, tokens, even)
     return {
         "prompt_len": tokens,

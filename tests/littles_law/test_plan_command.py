@@ -57,7 +57,9 @@ def test_reference_figures(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_ttft_alone_is_said_plainly(capsys: pytest.CaptureFixture[str]) -> None:
-    assert "TTFT alone does not improve on equal GPUs" in re.sub(r"\s+", " ", plan(capsys, *CROSSOVER))
+    assert "TTFT alone does not improve with one prefill and one decode instance" in re.sub(
+        r"\s+", " ", plan(capsys, *CROSSOVER)
+    )
     found = document(capsys, *CROSSOVER, "--qps", "4", "--prompt-lens", "512,100000")
     assert found["ttft_improves"] is False
     assert [row["overload"] for row in found["load"]] == [False, True]
@@ -84,9 +86,27 @@ def test_the_crossover_of_a_load_carries_it(capsys: pytest.CaptureFixture[str]) 
     assert "The second table is the rule alone" in said and "highest rate" in said
     alone = " ".join(plan(capsys, "crossover", "--model", "Qwen3-8B", "--prefill", "12200", "--qps", "900").split())
     assert "Two GPUs do not carry 900 req/s" in alone
-    assert "the rule alone" not in " ".join(plan(capsys, *CROSSOVER).split())
-    # Without a load the rate up to which the crossover is enough is named: 1.9 GB/s at 1.73 a req/s.
-    assert "up to 1.10 req/s" in document(capsys, *CROSSOVER)["answer"]
+    assert "The second table" not in " ".join(plan(capsys, *CROSSOVER).split())
+    # Without a load the rate up to which the crossover is enough is named: 1.9 GB/s / 0.6 at 1.73 a req/s.
+    answer = document(capsys, *CROSSOVER)["answer"]
+    assert "above 3.18 GB/s" in answer and "up to 1.84 req/s" in answer and "the rule alone says 1.9" in answer
+
+
+@pytest.mark.parametrize(
+    ("load", "full", "said"),
+    [
+        # Two instances at half of 26 req/s x 39 ms each, or one prefill at all of it.
+        (["--qps", "26", "--prompt-lens", "2048"], ["prefill"], "when co-located, and not as P/D: prefill"),
+        # A step of 1 + 0.9 ms a stream: 1.15 of decode's time with all streams in one batch, 0.58 with half of them.
+        (["--qps", "10", "--prompt-lens", "1", "--tpot", "1", "--tpot-slope", "0.9"], ["decode"], "P/D: decode"),
+        (["--qps", "60", "--prompt-lens", "2048"], ["prefill", "co-located"], "do not carry"),
+    ],
+)
+def test_a_load_that_is_too_much_says_for_whom(
+    capsys: pytest.CaptureFixture[str], load: list[str], full: list[str], said: str
+) -> None:
+    found = document(capsys, *CROSSOVER, *load)
+    assert found["load"][0]["full"] == full and said in found["answer"]
 
 
 def test_region_and_controller(capsys: pytest.CaptureFixture[str]) -> None:
