@@ -77,7 +77,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         ended = _app(words)(args=list(spread(words)), prog_name="pdbench", standalone_mode=False)
     except _REFUSED as error:
-        return _refuse(error)
+        return _refuse(error, words)
     except PdbenchError as error:
         _explain(error)
         return error.exit_code
@@ -169,13 +169,14 @@ def _guarded(function: Callable[..., Any]) -> Callable[..., Any]:
     return guarded
 
 
-def _refuse(refused: Any) -> int:
+def _refuse(refused: Any, words: Sequence[str]) -> int:
     """Say what typer refuses as every other mistake is said; a verb without its sub-verb gets its help."""
     said = str(refused.format_message())
     if "\n" in said:
         print(said, file=sys.stderr)
     else:
-        command = refused.ctx.command_path if refused.ctx else "pdbench"
+        verb = next((f" {word}" for word in words if word in VERBS), "")  # some refusals come without their command
+        command = refused.ctx.command_path if refused.ctx else f"pdbench{verb}"
         said = _here(refused, said.rstrip("."))
         end = "" if said.endswith("?") else "."
         _explain(UsageError(f"{said[:1].lower()}{said[1:]}{end}", f"{_takes(refused)}Its flags: {command} --help"))

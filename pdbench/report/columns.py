@@ -119,30 +119,42 @@ def percentile_with_doubt(quantile: str, metric: str) -> tuple[Text, Text]:
         value = statistic(cell, quantile, metric)
         if few := too_few(cell):
             return f"{few[0]} needs {few[1]:,}".strip()
-        return NOT_MEASURED if value is None else number(value) + _reach(value, *interval(cell, quantile, metric))
+        return NOT_MEASURED if value is None else _with_reach(value, *interval(cell, quantile, metric))
 
     return doubted, alone
 
 
-def _reach(value: float, low: float | None, high: float | None) -> str:
-    if value <= 0 or (low is None and high is None):
-        return ""
-    if low is None or high is None:
-        return "+?" if high is None else "-?"
-    return f"\N{PLUS-MINUS SIGN}{max(value - low, high - value) / value * 100:.0f}%"
+def _with_reach(value: float, low: float | None, high: float | None) -> str:
+    if (reach := _reach(value, low, high)) is not None:
+        return number(value) + _percent(reach)
+    return number(value) + ("" if value <= 0 or (low is None and high is None) else "+?" if high is None else "-?")
+
+
+def _reach(value: float, low: float | None, high: float | None) -> float | None:
+    """How far the interval reaches, as a share of the value; `None` where an end of it is not known."""
+    return None if value <= 0 or low is None or high is None else max(value - low, high - value) / value
+
+
+def _percent(share: float) -> str:
+    return f"\N{PLUS-MINUS SIGN}{share * 100:.0f}%" if share >= 0.005 else "\N{PLUS-MINUS SIGN}<1%"
 
 
 def reach_of(quantile: str, metric: str, cells: Sequence[CellSummary]) -> str:
     """How far the intervals of this percentile reach over all cells, for a table too narrow to say it in each."""
-    reaches = []
+    known: list[float] = []
+    unbounded = lacking = 0
     for cell in cells:
-        value = statistic(cell, quantile, metric)
-        if value is not None and (reach := _reach(value, *interval(cell, quantile, metric))):
-            reaches.append(reach)
-    bounded = sorted((r for r in reaches if "%" in r), key=lambda r: int(r[1:-1]))
-    said = [f"{bounded[0]} to {bounded[-1]}" if bounded[0] != bounded[-1] else bounded[0]] if bounded else []
-    if len(bounded) < len(reaches):
-        said.append(f"no upper bound in {len(reaches) - len(bounded)} of {len(cells)} cells")
+        value, (low, high) = statistic(cell, quantile, metric), interval(cell, quantile, metric)
+        if value is None:
+            lacking += needed_requests(cell, quantile, metric) is not None
+        elif (reach := _reach(value, low, high)) is not None:
+            known.append(reach)
+        else:
+            unbounded += low is not None or high is not None
+    ends = dict.fromkeys(map(_percent, (min(known), max(known)))) if known else ()
+    said = [" to ".join(ends)] if ends else []
+    said += [f"no upper bound in {unbounded} of {len(cells)} cells"] if unbounded else []
+    said += [f"too few requests for it in {lacking} of {len(cells)} cells"] if lacking else []
     return ", ".join(said) or "no interval"
 
 

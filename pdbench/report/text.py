@@ -244,7 +244,12 @@ def _legend(layout: Layout, cells: Sequence[CellSummary], slo: str) -> list[str]
         gaps = [n for cell in cells if (n := needed_requests(cell, "p99", "itl")) is not None]
         asks += [f"p99 of ITL takes up to {max(gaps):,}"] if gaps else []
         asks[:1] = [f"{first} requests" for first in asks[:1]]
-        said.append(f">: too few requests for this percentile ({', '.join(asks)}); here its 95% interval begins")
+        signs = [
+            meaning
+            for sign, meaning in ((">", "> is where its 95% interval begins"), ("n<", "n<N that it takes N"))
+            if any(text.startswith(sign) for text in written)
+        ]
+        said.append("; ".join([f"too few requests for a percentile ({', '.join(asks)})", *signs]))
     if "slots need/have" in heads:
         said.append("slots: needed by the load / available")
         if any(text.endswith("/?") for text in written):

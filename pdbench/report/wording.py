@@ -331,7 +331,8 @@ def highest_percentile(cells: Sequence[CellSummary], metric: str) -> str:
 def why_not_p99(cells: Sequence[CellSummary], metric: str) -> str:
     """Why a lower percentile than p99 is shown; empty where p99 is."""
     needs = [n for cell in cells if (n := needed_requests(cell, "p99", metric)) is not None]
-    return f"p99 takes {max(needs):,} requests" if needs and highest_percentile(cells, metric) != "p99" else ""
+    upto = "up to " if len(set(needs)) > 1 else ""
+    return f"p99 takes {upto}{max(needs):,} requests" if needs and highest_percentile(cells, metric) != "p99" else ""
 
 
 def split(cell: CellSummary) -> dict[str, float]:

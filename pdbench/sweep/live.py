@@ -183,7 +183,7 @@ class Live:
         if seen.tpot_ms:
             parts.append(f"TPOT p50 {_ms(statistics.median(seen.tpot_ms))}")
         if seen.waiting_max is not None:
-            drain = "" if self.expected_s[self.turn] else " to the last answer"
+            drain = "" if self.expected_s[self.turn] else " (drain included)"
             parts.append(f"waiting <= {seen.waiting_max:,g}{drain}")
         again = f", repeat {repeat + 1}" if self.plan.repeats > 1 else ""
         name = cell_name(self.plan, cell, target=len(self.deployments) > 1).removesuffix(" tokens")

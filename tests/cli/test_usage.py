@@ -30,7 +30,7 @@ from tests.planted.virtual import sweep
         (["sweeep"], "no such command 'sweeep'", "pdbench --help"),
         (["plan", "kv", "--model", "Qwen3-32B", "--pool", "40"], "--pool 40 is 40 bytes: one block", "such as 40GiB"),
         (["plan", "k"], "no such command 'k'", "pdbench plan --help"),
-        (["plan", "kv", "--tp"], "option '--tp' requires an argument", "--help"),
+        (["plan", "kv", "--tp"], "option '--tp' requires an argument", "pdbench plan --help"),
         (["report"], "missing argument 'RUN...'", "pdbench report --help"),
         (["testbed", "--mode", "sideways"], "mode must be one of pull, push, colocated", "pdbench testbed --help"),
         (["sweep", "--testbed", "sideways"], "--testbed is one of pull", ""),

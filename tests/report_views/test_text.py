@@ -354,3 +354,19 @@ def test_a_row_says_the_cause_where_the_verdict_has_its_sentence():
 def test_with_several_targets_the_verdict_of_the_run_names_the_target():
     cells = [cell_summary(0, 1, 1024, "pull"), saturated(cell=1, target="push")]
     assert "; push: 4 req/s x 16,384 tokens: void" in run_verdict(cells, False)
+
+
+def test_the_legend_says_what_stands_where_requests_are_lacking():
+    """A bound, or how many it takes where there is none; how many cells lack them; and no interval of nothing."""
+    summary = grid_summary(rates=(2, 4))
+    for cell in summary["cells"]:
+        middle = cell["median_ttft_ms"]
+        cell["ttft_ms_interval"]["p50"] = [middle * 0.999, middle * 1.001]
+    assert "TTFT p50: reach of its 95% interval: ±<1%" in " ".join(shown(summary, 80).split())
+    assert "n<" not in shown(summary, 80)
+    lacking = summary["cells"][0]
+    del lacking["ttft_ms_interval"]["p50"]
+    lacking["needs"] = {"median_ttft_ms": 516}
+    text = " ".join(shown(summary, 80).split())
+    assert "n<516" in text and "n<N that it takes N" in text
+    assert "TTFT p50: reach of its 95% interval: ±<1%, too few requests for it in 1 of 4 cells" in text
