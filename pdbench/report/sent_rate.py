@@ -54,6 +54,5 @@ def _why(cell: CellSummary, arrivals: str, num_prompts: int | None) -> str:
     elif arrivals == "constant" and 0 < due - sent <= 1:
         reasons.append(f"equal gaps begin with a gap, so they are one fewer than rate x duration ({due:,.0f})")
     if outside / sent >= TELLING_SHARE:
-        window = "the window of got (as long as the sends took, one answer's time later)"
-        reasons.append(f"{outside:,.0f} of them ended outside of {window}")
+        reasons.append(f"{outside:,.0f} of them ended outside of the window of got")
     return "; ".join(reasons)
