@@ -26,7 +26,7 @@ from pdbench.report.figures import Figure
 from pdbench.report.markup import Child, Markup, tag
 from pdbench.report.material import Material, material
 from pdbench.report.page import missing, page, part, placed, section
-from pdbench.report.sent_rate import not_the_servers
+from pdbench.report.sent_rate import GOT, not_the_servers
 from pdbench.report.window import Metrics
 from pdbench.report.wording import CellSummary, Summary, clean, place, verdict_mark
 from pdbench.run import Run
@@ -160,6 +160,7 @@ def _legend(summary: Summary, cells: Sequence[CellSummary], shown: str) -> Marku
     if any((cell.get("slots") or {}).get("needed") and not cell["slots"].get("available") for cell in cells):
         words += "?: slots not known: pdbench slots --from-run RUN --max-num-seqs N (or sweep with --max-num-seqs). "
     words += f"good: {slos}. " if (slos := wording.slos(summary)) else ""
+    words += f"{GOT}. "
     words += f"{chance[:1].upper()}{chance[1:]}. " if (chance := not_the_servers(summary)) else ""
     signs = {
         "\u00b1": "\u00b1 is the reach of a 95% interval",

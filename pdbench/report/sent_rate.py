@@ -11,6 +11,7 @@ from collections.abc import Sequence
 
 from pdbench.report.wording import CellSummary, Summary, is_cut, targets, void_codes, which
 
+GOT = "got: answers a second, counted over the time of sending, shifted later by the mean E2EL"
 TELLING_SHARE = 0.02  # by which a rate differs from another before it is worth a word beside a finding
 NOTED_SHARE = 0.04  # before it is worth a note of its own
 RANDOM = ("poisson", "gamma")

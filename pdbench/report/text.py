@@ -15,7 +15,7 @@ from pdbench.report.capacity.text import probe_tables
 from pdbench.report.columns import NUMBERS, Column, Layout, arrange, reach_of, split_columns, target_column
 from pdbench.report.leg_tables import drive_column, leg_lines
 from pdbench.report.part_tables import part_lines
-from pdbench.report.sent_rate import not_the_servers
+from pdbench.report.sent_rate import GOT, not_the_servers
 from pdbench.report.wording import (
     TOO_FEW,
     CellSummary,
@@ -62,7 +62,6 @@ MARK_STYLE = {
 MARK_TEXT = {"void": "VOID", "warn": "warn", "few": "few", "ok": "valid", "none": "none", "cut": "cut"}
 MARK_WIDTH = 6
 SPOKEN_CELLS = 12
-GOT = "got: answers a second, counted over the time of sending, shifted later by the mean E2EL"
 _DOUBTED = (("TTFT p50", "p50", "ttft"), ("TTFT p99", "p99", "ttft"))
 
 
