@@ -326,6 +326,9 @@ def _doubt(ordered: Gaps, q: float, size: float, requests: int) -> Doubt:
     """`size`: how many independent ones the values of so many `requests` are worth."""
     needed = needed_for(q)
     more = max(requests + 1, math.ceil(requests * needed / max(size, 1.0)))
+    if more > needed:  # an estimate of few clusters: two digits are more than it knows
+        ten = 10 ** max(0, len(str(more)) - 2)
+        more = math.ceil(more / ten) * ten
     return quantile_interval(ordered, q, int(size), ordered=True), more if size < needed else None
 
 

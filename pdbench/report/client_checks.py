@@ -279,7 +279,7 @@ def too_few(cell: Measured) -> Iterator[Finding]:
     takes = max([P99_NEEDS, *lacking.values()])
     text = f"{n:,} requests are too few for p99 of "
     if takes > P99_NEEDS:
-        text += ", ".join(f"{name} (takes {needed:,})" for name, needed in lacking.items())
+        text += ", ".join(f"{name} (takes about {needed:,})" for name, needed in lacking.items())
         text += ", since those near one another are alike"
     else:
         text += f"{', '.join(lacking) or 'TTFT'}, which takes {takes:,}"
