@@ -37,6 +37,8 @@ class KernelClock:
             self.steps += 1
             self.doubtful.append((self._seen_ns, at_ns))
             self.offset_ns, self.width_ns = offset_ns, width_ns
+        elif width_ns > self.width_ns + _SLACK_NS:
+            return  # so wide a bracket may hide a step: when there is one, it may be as old as the sample before
         elif width_ns < self.width_ns:
             self.offset_ns, self.width_ns = offset_ns, width_ns
         self._seen_ns = at_ns

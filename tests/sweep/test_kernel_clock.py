@@ -61,6 +61,22 @@ def test_a_sample_that_took_long_proves_nothing(monkeypatch):
     assert clock.steps == 0 and clock.offset_ns == offset_ns
 
 
+def test_a_step_is_dated_from_the_last_sample_that_would_have_shown_it(monkeypatch):
+    """A process that is taken off its core within a bracket cannot tell a step from its own absence."""
+    fake = FakeTime(0, [40])
+    monkeypatch.setattr(kernel_clock, "time", fake)
+    clock = KernelClock()
+    clock.sample()
+    before_ns = fake.now_ns
+    fake.offset_ns += 2_000_000
+    fake._costs = [5_000_000]
+    clock.sample()
+    assert clock.steps == 0
+    fake._costs = [40]
+    clock.sample()
+    assert clock.steps == 1 and clock.in_doubt(before_ns, before_ns + 1)
+
+
 @pytest.mark.parametrize("step_s", [3600, -3600])
 def test_stamps_around_a_step_are_right(monkeypatch, step_s):
     """The wall clock is set by an hour in the middle of a stream, and with it the kernel's stamps."""
