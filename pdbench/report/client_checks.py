@@ -276,22 +276,22 @@ def too_few(cell: Measured) -> Iterator[Finding]:
     lacking = {name.upper(): needs[f"p99_{name}_ms"] for name in SETTLED if f"p99_{name}_ms" in needs}
     if n == 0 or not (lacking or n < P99_NEEDS):
         return
-    takes = max([P99_NEEDS, *lacking.values()])
-    text = f"{n:,} requests are too few for p99 of "
-    if takes > P99_NEEDS:
-        text += ", ".join(f"{name} (takes about {needed:,})" for name, needed in lacking.items())
-        text += ", since those near one another are alike"
-    else:
-        text += f"{', '.join(lacking) or 'TTFT'}, which takes {takes:,}"
+    lacking = lacking or {"TTFT": P99_NEEDS}
+    first, takes = next(iter(lacking.items()))
+    most = max(lacking.values())
+    told = (f"{name} (takes {'about ' if of > P99_NEEDS else ''}{of:,})" for name, of in lacking.items())
+    text = f"{n:,} requests are too few for p99 of {', '.join(told)}"
+    text += ", since those near one another are alike" if most > P99_NEEDS else ""
     text += ": only a lower bound is known"
     if takes > P99_NEEDS and cell.rate is None:
         repeats = math.ceil(len(cell.parts) * takes / n)
         advice = (
-            f"Use --repeats {repeats}: streams that wait for one another may keep their order for as long as a run"
+            f"se --repeats {repeats}: streams that wait for one another may keep their order for as long as a run"
             " lasts, so a longer one would tell no more"
         )
     else:
-        advice = f"Use --num-prompts {takes} or a longer --duration"
+        advice = f"se --num-prompts {takes} or a longer --duration"
+    advice = f"For {first} u{advice}" if takes < most else f"U{advice}"
     yield Finding(TOO_FEW, WARN, f"{text}. {advice}.")
 
 

@@ -9,7 +9,9 @@ from pdbench.report import wording
 from pdbench.report.wording import (
     NOT_MEASURED,
     CellSummary,
+    counted,
     interval,
+    is_unsound,
     load,
     needed_requests,
     number,
@@ -140,7 +142,9 @@ def _percent(share: float) -> str:
 
 
 def reach_of(quantile: str, metric: str, cells: Sequence[CellSummary]) -> str:
-    """How far the intervals of this percentile reach over all cells, for a table too narrow to say it in each."""
+    """How far the intervals of this percentile reach over all cells, for a table too narrow to say it in each. Empty
+    where no cell is sound: there is nothing to know more exactly then."""
+    cells = [cell for cell in cells if not is_unsound(cell)]
     known: list[float] = []
     unbounded = lacking = 0
     for cell in cells:
@@ -153,9 +157,10 @@ def reach_of(quantile: str, metric: str, cells: Sequence[CellSummary]) -> str:
             unbounded += low is not None or high is not None
     ends = dict.fromkeys(map(_percent, (min(known), max(known)))) if known else ()
     said = [" to ".join(ends)] if ends else []
-    said += [f"no upper bound in {unbounded} of {len(cells)} cells"] if unbounded else []
-    said += [f"too few requests for it in {lacking} of {len(cells)} cells"] if lacking else []
-    return ", ".join(said) or "no interval"
+    of = f"of {counted(len(cells), 'sound cell')}"
+    said += [f"no upper bound in {unbounded} {of}"] if unbounded else []
+    said += [f"too few requests for it in {lacking} {of}"] if lacking else []
+    return ", ".join(said)
 
 
 def _value(*path: str) -> Text:

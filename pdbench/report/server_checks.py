@@ -118,6 +118,8 @@ def _foreign(cell: Measured) -> Iterator[Finding]:
     ours = int(np.isfinite(cell.answers.sent).sum())
     if any(page.resets for _, page in cell.window.pages(cell.decoder)):
         return  # counters that went back count nothing
+    if any(part.entry.get("lost") for part in cell.parts):
+        return  # what a lost worker sent is ours, and in no row
     for canonical, kind in (("e2e_s", "count"), ("request_success", "counter")):
         theirs = cell.window.delta(cell.decoder, canonical, kind)
         if theirs is None:

@@ -258,9 +258,10 @@ def _legend(layout: Layout, cells: Sequence[CellSummary], slo: str) -> list[str]
     if slo and "good req/s" in heads:
         said.append(f"good: {slo}")
     said += [
-        f"{name}: reach of its 95% interval: {reach_of(quantile, metric, cells)}"
+        f"{name}: reach of its 95% interval: {reach}"
         for name, quantile, metric in _DOUBTED
         if name in layout.shortened and any(statistic(cell, quantile, metric) is not None for cell in cells)
+        if (reach := reach_of(quantile, metric, cells))
     ]
     if layout.left_out:
         said.append(f"left out at this width: {', '.join(reversed(layout.left_out))}")

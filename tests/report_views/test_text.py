@@ -369,4 +369,7 @@ def test_the_legend_says_what_stands_where_requests_are_lacking():
     lacking["needs"] = {"median_ttft_ms": 516}
     text = " ".join(shown(summary, 80).split())
     assert "n<516" in text and "n<N that it takes N" in text
-    assert "TTFT p50: reach of its 95% interval: ±<1%, too few requests for it in 1 of 4 cells" in text
+    assert "TTFT p50: reach of its 95% interval: ±<1%, too few requests for it in 1 of 4 sound cells" in text
+    for cell in summary["cells"]:
+        cell["validity"] = [{"code": "stall", "severity": "void", "evidence": "3 s"}]
+    assert "reach of its" not in shown(summary, 80)
