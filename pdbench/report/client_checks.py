@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 
 import numpy as np
 
@@ -278,21 +278,23 @@ def too_few(cell: Measured) -> Iterator[Finding]:
         return
     lacking = lacking or {"TTFT": P99_NEEDS}
     first, takes = next(iter(lacking.items()))
-    most = max(lacking.values())
-    told = (f"{name} (takes {'about ' if of > P99_NEEDS else ''}{of:,})" for name, of in lacking.items())
-    text = f"{n:,} requests are too few for p99 of {', '.join(told)}"
-    text += ", since those near one another are alike" if most > P99_NEEDS else ""
-    text += ": only a lower bound is known"
+    alike = ", since those near one another are alike" if max(lacking.values()) > P99_NEEDS else ""
+    text = f"{n:,} requests are too few for p99 of {_what_each_takes(lacking)}{alike}: only a lower bound is known"
+    use = f"For {first} use" if takes < max(lacking.values()) else "Use"
     if takes > P99_NEEDS and cell.rate is None:
-        repeats = math.ceil(len(cell.parts) * takes / n)
-        advice = (
-            f"se --repeats {repeats}: streams that wait for one another may keep their order for as long as a run"
-            " lasts, so a longer one would tell no more"
-        )
+        why = "streams that wait for one another may keep their order for as long as a run lasts"
+        advice = f"{use} --repeats {math.ceil(len(cell.parts) * takes / n)}: {why}, so a longer one would tell no more"
     else:
-        advice = f"se --num-prompts {takes} or a longer --duration"
-    advice = f"For {first} u{advice}" if takes < most else f"U{advice}"
+        advice = f"{use} --num-prompts {takes} or a longer --duration"
     yield Finding(TOO_FEW, WARN, f"{text}. {advice}.")
+
+
+def _what_each_takes(lacking: Mapping[str, int]) -> str:
+    """More than independent requests take is an estimate."""
+    takes = {name: f"{'about ' if needed > P99_NEEDS else ''}{needed:,}" for name, needed in lacking.items()}
+    if len(set(takes.values())) == 1:
+        return f"{', '.join(takes)}, which takes {next(iter(takes.values()))}"
+    return ", ".join(f"{name} (takes {number})" for name, number in takes.items())
 
 
 def _ms(value: float) -> str:
