@@ -17,6 +17,7 @@ from pdbench.sweep.client import USER_STAMP
 
 _FIRST_TRIES = 12
 _SLACK_NS = 1000
+_WIDE_NS = 20_000  # a bracket hides steps of half its width; a cold cache makes some us of 0.1
 _AFTERMATH_NS = 100_000_000  # what is read so soon after a step may have arrived before it
 _MOST_STEPS = 64
 _FOLD = 4096  # lags kept before they go into the histogram
@@ -37,8 +38,8 @@ class KernelClock:
             self.steps += 1
             self.doubtful.append((self._seen_ns, at_ns))
             self.offset_ns, self.width_ns = offset_ns, width_ns
-        elif width_ns > self.width_ns + _SLACK_NS:
-            return  # so wide a bracket may hide a step: when there is one, it may be as old as the sample before
+        elif width_ns > _WIDE_NS:
+            return  # so wide a bracket may hide a step: when one is seen, it may be as old as the sample before
         elif width_ns < self.width_ns:
             self.offset_ns, self.width_ns = offset_ns, width_ns
         self._seen_ns = at_ns
