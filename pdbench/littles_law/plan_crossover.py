@@ -201,6 +201,9 @@ def _answer_by_rule(
     least = handoff.by_rule(tokens, b, RULE_SHARE[0])
     if rule is None or least is None:
         return f"P/D does not pay {where}: t0 alone takes longer than the interference it removes."
+    if least == 0:
+        all_hidden = "the whole transfer is hidden, so carrying the prompts is what binds"
+        return f"P/D lowers total latency {where}: {all_hidden}, {number(each)} GB/s for each req/s."
     answer = f"P/D lowers total latency above {number(least)} GB/s ({number(least * 8)} Gbit/s) {where}; the rule alone"
     answer += f" says {number(rule)}, and simulations need up to {number(1 / RULE_SHARE[0])} times that. So up to "
     answer += f"{number(least / each)} req/s; at higher rates carrying them binds, {number(each)} GB/s for each req/s"

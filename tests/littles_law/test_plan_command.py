@@ -92,6 +92,11 @@ def test_the_crossover_of_a_load_carries_it(capsys: pytest.CaptureFixture[str]) 
     assert "above 3.18 GB/s" in answer and "up to 1.84 req/s" in answer and "the rule alone says 1.9" in answer
 
 
+def test_a_transfer_that_is_hidden_asks_for_no_bandwidth_of_its_own(capsys: pytest.CaptureFixture[str]) -> None:
+    hidden = document(capsys, *CROSSOVER[:-2], "--hidden", "1")["answer"]
+    assert "carrying the prompts is what binds, 1.73 GB/s for each req/s" in hidden and " 0 " not in hidden
+
+
 @pytest.mark.parametrize(
     ("load", "full", "said"),
     [
