@@ -3,12 +3,15 @@
 The gaps are compared with the named law at the asked rate (Kolmogorov-Smirnov), and the counts in equal stretches of
 time with its index of dispersion, which sees ramps, pauses and too even a spacing. Each test has a false-alarm rate of
 `ALPHA`; timer jitter up to `JITTER_S` is forgiven.
+
+A schedule is drawn from a seed, and the same one each time: where the sends are where the schedule has them, what is
+rare is the draw, and void only where no chance explains it (`NO_CHANCE`).
 """
 
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -17,7 +20,9 @@ from pdbench.report.shapes import class_rates, of_class, requests_due
 from pdbench.report.statistics import Floats, chi_square_tails, gamma_cdf, kolmogorov_p, ks_distance
 
 ALPHA = 5e-4
+NO_CHANCE = 1e-7  # p below which no draw of the named process is believed, wherever the sends were to be
 JITTER_S = 0.003
+IN_PLACE_SHARE = 0.99  # of the sends, at least, within `JITTER_S` of the schedule
 MIN_REQUESTS = 10
 COUNTS_PER_STRETCH = 8
 MIN_STRETCHES = 5
@@ -26,7 +31,14 @@ OUT_OF_PLACE_S = 0.05  # a send further than this from its time in the trace is 
 OUT_OF_PLACE_SHARE = 0.05  # of the sends, at most
 
 
-def arrivals_off(cell: Measured) -> str | None:
+class Departure(NamedTuple):
+    """How sends differ from the named process, and how often a draw of it differs as much (0: none does)."""
+
+    text: str
+    p: float = 0.0
+
+
+def arrivals_off(cell: Measured) -> Departure | None:
     """How what was sent departs from what the plan names: the whole, each class, or the trace itself."""
     if cell.rate is None or cell.plan.get("arrivals") == "unknown":  # imported: the file names no process
         return None
@@ -42,8 +54,15 @@ def arrivals_off(cell: Measured) -> str | None:
         checked += [(f"class {name}: ", answers.sent[of_class(answers, name)], rate) for name, rate in rates.items()]
     for name, sent, rate in checked:
         if (found := _departure(cell, sent, start, kind, rate, burstiness)) is not None:
-            return name + found
+            return found._replace(text=name + found.text)
     return None
+
+
+def in_place(cell: Measured) -> bool:
+    """Whether the sends left where the schedule has them, so that only its draw can be what is unusual."""
+    known = np.isfinite(cell.answers.sent)
+    away = np.abs(cell.answers.sent[known] - cell.answers.intended[known])
+    return len(away) > 0 and float(np.mean(away <= JITTER_S)) >= IN_PLACE_SHARE
 
 
 def arrival_figures(cell: Measured) -> dict[str, Any]:
@@ -81,7 +100,9 @@ def _dispersion(stamps: Floats, per_stretch: float) -> float | None:
     return float(((counts - counts.mean()) ** 2).sum() / (stretches - 1) / counts.mean())
 
 
-def _departure(cell: Measured, sent: Floats, start: float, kind: str, rate: float, burstiness: float) -> str | None:
+def _departure(
+    cell: Measured, sent: Floats, start: float, kind: str, rate: float, burstiness: float
+) -> Departure | None:
     stages = cell.stages
     if not stages:
         return departure(sent, start, kind, rate, burstiness)
@@ -91,7 +112,7 @@ def _departure(cell: Measured, sent: Floats, start: float, kind: str, rate: floa
     return departure(due * share, 0.0, kind, 1.0, burstiness, jitter=JITTER_S * fastest * share, moving=True)
 
 
-def _off_the_trace(sent: Floats, intended: Floats) -> str | None:
+def _off_the_trace(sent: Floats, intended: Floats) -> Departure | None:
     """A trace has its own arrivals: each request is compared with its time there."""
     known = np.isfinite(sent)
     if known.sum() < MIN_REQUESTS:
@@ -100,7 +121,7 @@ def _off_the_trace(sent: Floats, intended: Floats) -> str | None:
     share = float(np.mean(away > OUT_OF_PLACE_S))
     if share <= OUT_OF_PLACE_SHARE:
         return None
-    return (
+    return Departure(
         f"{share:.0%} of {len(away)} sends were over {OUT_OF_PLACE_S * 1000:.0f} ms away from their time in the trace"
         f" (up to {away.max() * 1000:,.0f} ms; limit {OUT_OF_PLACE_SHARE:.0%})"
     )
@@ -115,8 +136,8 @@ def departure(
     *,
     jitter: float = JITTER_S,
     moving: bool = False,
-) -> str | None:
-    """A sentence on how the sends depart from the named process; `None` when they do not, or are too few to tell.
+) -> Departure | None:
+    """How the sends depart from the named process; `None` when they do not, or are too few to tell.
 
     Of a `moving` rate the times are in requests due, so that the rate is 1.
     """
@@ -131,7 +152,7 @@ def departure(
         spread = float(gaps[1:].std())
         if spread > max(jitter, CONSTANT_SPREAD / rate) or abs(float(gaps[1:].mean()) * rate - 1) > CONSTANT_SPREAD:
             mean = f"{gaps[1:].mean():.2f} of the asked one" if moving else f"{gaps[1:].mean() * 1000:.1f} ms"
-            return f"{seen}, mean gap {mean}, are not constant arrivals"
+            return Departure(f"{seen}, mean gap {mean}, are not constant arrivals")
         return None
     shape = burstiness if kind == "gamma" else 1.0
     name = f"gamma arrivals of burstiness {shape:g}" if kind == "gamma" else "Poisson arrivals"
@@ -139,11 +160,12 @@ def departure(
     # The first gap also holds what passes between the cell's start and its schedule.
     distance = ks_distance(gaps[1:], lambda x: law(np.asarray(x) * rate * shape), jitter)
     if (p := kolmogorov_p(distance, len(gaps) - 1)) < ALPHA:
-        return f"{seen} are not {name}: the gaps' distribution is {distance:.2f} away (p {p:.1g}, limit {ALPHA:g})"
+        away = f"the gaps' distribution is {distance:.2f} away"
+        return Departure(f"{seen} are not {name}: {away} (p {p:.1g}, limit {ALPHA:g})", p)
     return _uneven(stamps, rate, shape, seen, name)
 
 
-def _uneven(stamps: Floats, rate: float, shape: float, seen: str, name: str) -> str | None:
+def _uneven(stamps: Floats, rate: float, shape: float, seen: str, name: str) -> Departure | None:
     """Counts in equal stretches of time against the process's index of dispersion (1/shape)."""
     stretches = int(len(stamps) / (COUNTS_PER_STRETCH * max(1.0, 1 / shape)))
     if stretches < MIN_STRETCHES:
@@ -151,7 +173,9 @@ def _uneven(stamps: Floats, rate: float, shape: float, seen: str, name: str) -> 
     counts, _ = np.histogram(stamps, bins=stretches, range=(stamps[0], stamps[-1]))
     value = float(((counts - counts.mean()) ** 2).sum() / counts.mean())
     below, above = chi_square_tails(value * shape, stretches - 1)
-    if min(below, above) < ALPHA / 2 and abs(math.log(max(value * shape / (stretches - 1), 1e-9))) > math.log(1.5):
+    p = 2 * min(below, above)
+    if p < ALPHA and abs(math.log(max(value * shape / (stretches - 1), 1e-9))) > math.log(1.5):
         dispersion = value / (stretches - 1)
-        return f"{seen} are not {name}: counts have a dispersion of {dispersion:.2f}, not {1 / shape:.2f}"
+        counted = f"counts have a dispersion of {dispersion:.2f}, not {1 / shape:.2f}"
+        return Departure(f"{seen} are not {name}: {counted} (p {p:.1g}, limit {ALPHA:g})", p)
     return None

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping
 import numpy as np
 
 from pdbench.report.answers import FAILURES
-from pdbench.report.arrivals_check import arrivals_off
+from pdbench.report.arrivals_check import NO_CHANCE, arrivals_off, in_place
 from pdbench.report.breakdown import kept_up
 from pdbench.report.cell import COLOCATED, Measured
 from pdbench.report.client_health import client_saturated, connection_cost
@@ -189,8 +189,16 @@ def _arrivals_off(cell: Measured) -> Iterator[Finding]:
     if (found := lost_text(cell)) is not None:
         yield Finding("arrivals-off", VOID, f"{found}. Measure the cell again: pdbench sweep --resume RUN.")
         return
-    if (found := arrivals_off(cell)) is not None:
-        yield Finding("arrivals-off", VOID, f"{found}. Check client health, then repeat the cell.")
+    if (off := arrivals_off(cell)) is None:
+        return
+    if cell.deployment.get("imported"):
+        yield Finding("arrivals-off", VOID, f"{off.text}. Check client health, then repeat the cell.")
+    elif off.p > NO_CHANCE and in_place(cell):
+        text = f"{off.text}; the sends are where the schedule has them, so it is a rare draw, and so may its waits be"
+        advice = f"Another draw: --seed {int(cell.plan.get('seed') or 0) + 1}, or a longer cell"
+        yield Finding("arrivals-off", WARN, f"{text}. {advice}.")
+    else:
+        yield Finding("arrivals-off", VOID, f"{off.text}. Check client health, then repeat the cell.")
 
 
 def _failed(cell: Measured) -> Iterator[Finding]:

@@ -9,16 +9,17 @@ from pdbench.littles_law.batch import Tpot
 from pdbench.report.cell import Measured
 from pdbench.report.finding import VOID, WARN, Finding
 from pdbench.report.link_load import LinkLoad, link_load
-from pdbench.report.short_run import ShortRun, short_run
+from pdbench.report.short_run import TELLING, ShortRun, short_run
 
 CODE = "not-steady-state"
-LONGER = "Run longer, or take its figures for those of a short run (pdbench slots --from-run)"
+OR_SHORT = "or take its figures for those of a short run (pdbench slots --from-run)"
 
 
 def whole_cell(cell: Measured, line: Tpot | None, found: Sequence[Finding]) -> tuple[ShortRun | None, list[Finding]]:
-    """Whether the cell is a short run, and its findings with that: those of its repeats know no `line`."""
+    """Whether the cell is a short run, and its findings with that: those of its repeats know no `line`, and what one
+    repeat lacks by chance another has."""
     short, kept = short_run(cell, line), list(found)
-    if line is None or short is None or any(one.code == CODE and one.severity == VOID for one in kept):
+    if cell.stages or any(one.code == CODE and one.severity == VOID for one in kept):
         return short, kept
     kept = [*too_short(short, link_load(cell)), *(one for one in kept if one.code != CODE)]
     return short, sorted(kept, key=lambda one: one.severity != VOID)
@@ -28,7 +29,7 @@ def too_short(short: ShortRun | None, link: LinkLoad | None) -> list[Finding]:
     """One finding for both; none where neither is short."""
     if short is None and link is None:
         return []
-    said, advice = [] if short is None else [short.text()], LONGER
+    said, advice = [] if short is None else [short.text()], f"{_longer(short)}, {OR_SHORT}"
     both = _with_both_ms(short, link)
     if both is not None:
         said[0] += " with that queue alone"
@@ -37,6 +38,12 @@ def too_short(short: ShortRun | None, link: LinkLoad | None) -> list[Finding]:
         advice = "Run longer, or lower the rate" if link.document() else "Lower the rate, or see what the link is"
     text = "; and of the link: ".join(said) + ("" if both is None else f"; with both queues {both:,.0f} ms or more")
     return [Finding(CODE, WARN, f"{text}. {advice}.")]
+
+
+def _longer(short: ShortRun | None) -> str:
+    if short is None or short.steady_requests is None:
+        return "Run longer"
+    return f"Run longer (about {short.steady_requests:,} requests hold mean TTFT to {TELLING:.0%})"
 
 
 def short_document(short: ShortRun | None, link: LinkLoad | None) -> dict[str, float] | None:

@@ -18,7 +18,7 @@ from pdbench.report.demand import engine_gauge, engine_limit
 from pdbench.report.window import Gauge, Page, Segment
 
 POLL_STEPS = 4.0  # a rest this many decode steps long, seen by no gauge, is the wait for the engine's next look
-SIGHTINGS = 5.0  # a wait must be expected this often in the samples before its absence there says anything
+SIGHTINGS = 5.0  # a wait must be expected this often in the samples before its absence there, or its share, says much
 SEEN_SHARE = 0.5  # gauges that account for less than this share of a rest do not name all of it
 MOSTLY = 0.5  # of the waiting beside free slots
 WAITING, LOADING, LOADED = "waiting_to_start", "in_progress", "completed_waiting"
@@ -36,6 +36,8 @@ class Stages:
     loading_no_slot: float  # of that, what was more than slots are free
     samples: int
     step_s: float
+    full: float  # share of the time with all slots taken, which is the share of requests that met it so
+    sights: int  # scrapes that saw a request wait for a slot
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +52,8 @@ class Waits:
 def stages_of(cell: Measured) -> Stages | None:
     """Areas under decode's stage gauges; `None` where the engine has none."""
     slot = pool = waiting = poll = loading = loading_no_slot = 0.0
-    samples, found = 0, False
+    full = watched = 0.0
+    samples, sights, found = 0, 0, False
     for segment, page in cell.window.pages("decode"):
         for engine in page.engines() or [""]:
             start, moving, loaded = (
@@ -61,18 +64,26 @@ def stages_of(cell: Measured) -> Stages | None:
             found = True
             samples += len(start.t)
             running, limit = engine_gauge(page, engine, "running"), engine_limit(cell, page, engine)
-            loaded_no_slot = _area(_beyond_free(loaded, running, limit), segment)
+            beyond = _beyond_free(loaded, running, limit)
+            loaded_no_slot = _area(beyond, segment)
             short = short_of_blocks(cell, page, engine, start, limit)
-            unseen = _area(_not_looked_for(start, moving, loaded, running, limit, short), segment)
+            passed_over = _not_looked_for(start, moving, loaded, running, limit, short)
+            unseen = _area(passed_over, segment)
             behind = _area(_behind_blocks(cell, page, engine, loaded, start, limit), segment)
             waiting += _area(start, segment)
             slot += _area(start, segment) - unseen + loaded_no_slot + behind
+            sights += int(np.count_nonzero(start.value - passed_over.value + _held(beyond, start.t)))
             pool += _area(short, segment) + behind
             poll += _area(loaded, segment) - loaded_no_slot + unseen - behind
             loading += _area(moving, segment)
             loading_no_slot += _area(_beyond_free(moving, running, limit), segment)
+            full += _area(_all_taken(start, running, limit), segment)
+            watched += segment.end - segment.start
     step = cell.window.mean_s("decode", "itl_s") or (cell.answers.mean(cell.answers.tpot_ms) or 0.0) / 1000
-    return Stages(slot, pool, waiting, poll, loading, loading_no_slot, samples, step) if found else None
+    if not found:
+        return None
+    share = full / max(watched, 1e-9)
+    return Stages(slot, pool, waiting, poll, loading, loading_no_slot, samples, step, share, sights)
 
 
 def _area(gauge: Gauge, segment: Segment) -> float:
@@ -91,6 +102,13 @@ def _beyond_free(loaded: Gauge, running: Gauge | None, limit: float | None) -> G
         return Gauge(loaded.t, np.zeros_like(loaded.value))
     free = np.maximum(0.0, limit - _held(running, loaded.t))
     return Gauge(loaded.t, np.maximum(0.0, loaded.value - free))
+
+
+def _all_taken(start: Gauge, running: Gauge | None, limit: float | None) -> Gauge:
+    """1 while all slots are taken, else 0; 1 throughout where that is not known."""
+    if running is None or limit is None or len(running.t) == 0:
+        return Gauge(start.t, np.ones_like(start.value))
+    return Gauge(running.t, np.where(running.value >= limit, 1.0, 0.0))
 
 
 def _not_looked_for(
@@ -199,7 +217,9 @@ def divide_rest(cell: Measured, rest: float | None, moving: float | None, leg: f
         over = max(0.0, stages.loading / requests * 1000 - moving - still)
         no_slot = stages.loading_no_slot / stages.loading
         slot_ms, poll_ms = slot_ms + over * no_slot, poll_ms + over * (1 - no_slot)
-    noticing = min(slot_ms, step_ms)  # the last step before admission is no wait for a slot
+    # The last step before admission is no wait for a slot: of who met full slots, or of all where few looks tell.
+    waited = stages.full if stages.sights >= SIGHTINGS else 1.0
+    noticing = min(slot_ms, step_ms * waited)
     slot_ms, poll_ms = slot_ms - noticing, poll_ms + noticing
     if rest <= 0:
         return Waits(0.0 if slot_ms == 0 else None)

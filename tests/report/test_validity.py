@@ -127,7 +127,33 @@ def test_a_short_run_at_full_slots_is_told_what_a_steady_state_would_be(tmp_path
         ).groups()
         assert used == "90" and int(settles) == pytest.approx(900, rel=0.05)
         assert float(steady) == pytest.approx(0.4513 * 640, rel=0.1)
-    assert "not-steady-state" not in flags(tmp_path / "long", World(n=1000, **full))
+
+
+@pytest.mark.parametrize(("used", "n", "held"), [(0.66, 60, 0.0442), (0.8, 300, 0.1520), (0.9, 1000, 0.4513)])
+def test_a_mean_that_is_chance_says_so(tmp_path: Path, used: float, n: int, held: float) -> None:
+    """M/D/8 waits `held` holding times on average. A cell that says nothing has a mean that is nearly so, and one that
+    speaks knows the true one, however many requests came by chance."""
+    silent, told = [], []
+    for seed in range(8):
+        world = World(rate=used * 8 / 0.64, n=n, seed=seed, prefill_s=0.005, post_s=0.0, transfer_s=0.005)
+        cell = summarise(make_run(tmp_path / f"{seed}", [[world]]))["cells"][0]
+        short = cell.get("short_run")
+        assert (short is not None) == any(flag["code"] == "not-steady-state" for flag in cell["validity"])
+        wait_ms = cell["ttft_split_ms"].get("slot_wait", 0.0)
+        true_ms = cell["mean_ttft_ms"] - wait_ms + held * 640
+        (silent if short is None else told).append(cell["mean_ttft_ms"] / true_ms)
+        if short is not None:
+            assert short["steady_slot_wait_ms"] == pytest.approx(held * 640, rel=0.1)
+            assert short["steady_requests"] > 1.2 * n
+    assert told and max(abs(1 - share) for share in told) > 0.25
+    assert all(0.75 < share < 1.45 for share in silent), silent
+
+
+@pytest.mark.parametrize("slots", [8, 64])
+def test_a_cell_with_slots_to_spare_is_no_short_run(tmp_path: Path, slots: int) -> None:
+    """At 40 % of the slots hardly any request waits, in 300 as in a steady state."""
+    world = World(rate=0.4 * slots / 0.64, n=300, slots=slots, prefill_s=0.002, post_s=0.0, transfer_s=0.005)
+    assert "not-steady-state" not in flags(tmp_path, world)
 
 
 def test_too_few_slots_are_an_overload_whatever_this_runs_arrivals_did(tmp_path: Path) -> None:
@@ -381,6 +407,26 @@ def test_arrivals_off_voids(tmp_path: Path) -> None:
     world = World(arrivals="constant", plan={"arrivals": "poisson"})
     assert flags(tmp_path, world)["arrivals-off"][0] == "void"
     assert "arrivals-off" not in flags(tmp_path / "b", World(arrivals="constant"))
+
+
+def rare_draw(n: int, rate: float) -> np.ndarray:
+    """Poisson arrivals of the first seed that the test of evenness refuses."""
+    draws = (np.cumsum(np.random.default_rng(seed).standard_exponential(n)) / rate for seed in range(20_000))
+    return next(times for times in draws if departure(times, 0.0, "poisson", rate) is not None)
+
+
+def test_a_rare_draw_is_no_fault_of_the_client_where_the_sends_are_in_their_places(tmp_path: Path) -> None:
+    """One draw in a thousand departs as far, and a seed draws it each time: no repeat would ever be valid."""
+    drawn: dict[str, Any] = {"rate": 6.0, "n": 90, "slots": 32, "prefill_s": 0.01, "times": rare_draw(90, 6.0)}
+    severity, evidence = flags(tmp_path / "a", World(**drawn, plan={"seed": 6}))["arrivals-off"]
+    assert severity == "warn" and "--seed 7" in evidence and "repeat the cell" not in evidence
+
+    def elsewhere(r: Req) -> None:
+        r.row["intended_s"] = (r.i + 1) / 6.0
+        r.row["sent_s"] = r.arrive
+
+    severity, evidence = flags(tmp_path / "b", World(**drawn, spoil=[elsewhere]))["arrivals-off"]
+    assert severity == "void" and "--seed" not in evidence
 
 
 @pytest.mark.parametrize(
