@@ -291,15 +291,18 @@ def too_few(cell: Measured) -> Iterator[Finding]:
     use = f"For {first} use" if takes < max(lacking.values()) else "Use"
     if takes > P99_NEEDS and cell.rate is None:
         why = "streams that wait for one another may keep their order for as long as a run lasts"
-        advice = f"{use} --repeats {math.ceil(len(cell.parts) * takes / n)}: {why}, so a longer one would tell no more"
+        advice = (
+            f"{use} --repeats {math.ceil(len(cell.parts) * takes / n)} or more: {why}, so a longer one tells no more of"
+            " these percentiles"
+        )
     else:
-        advice = f"{use} --num-prompts {takes} or a longer --duration"
+        advice = f"{use} --num-prompts {takes} or more, or a longer --duration"
     yield Finding(TOO_FEW, WARN, f"{text}. {advice}.")
 
 
 def _what_each_takes(lacking: Mapping[str, int]) -> str:
-    """More than independent requests take is an estimate."""
-    takes = {name: f"{'about ' if needed > P99_NEEDS else ''}{needed:,}" for name, needed in lacking.items()}
+    """More than independent requests take is an estimate from requests that had not seen the longest queues."""
+    takes = {name: f"{needed:,}{' or more' if needed > P99_NEEDS else ''}" for name, needed in lacking.items()}
     if len(set(takes.values())) == 1:
         return f"{', '.join(takes)}, which takes {next(iter(takes.values()))}"
     return ", ".join(f"{name} (takes {number})" for name, number in takes.items())

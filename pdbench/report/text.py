@@ -242,7 +242,7 @@ def _legend(layout: Layout, cells: Sequence[CellSummary], slo: str) -> list[str]
         ]
         gaps = [n for cell in cells if (n := needed_requests(cell, "p99", "itl")) is not None]
         asks += [f"p99 of ITL takes up to {max(gaps):,}"] if gaps else []
-        asks[:1] = [f"{first} requests" for first in asks[:1]]
+        asks[:1] = [f"{first} requests or more" for first in asks[:1]]
         signs = [
             meaning
             for sign, meaning in ((">", "> is where its 95% interval begins"), ("n<", "n<N that it takes N"))

@@ -60,6 +60,24 @@ def test_a_pair_without_the_figure_is_said() -> None:
     assert "repeat 4 has none in BASE (not measured)" in told
 
 
+def test_repeats_with_a_busy_tail_count_as_the_calm_ones_do() -> None:
+    """Gaps that are held up come together, so that a busy repeat is unsure of its own p99: the repeats tell of it."""
+    rng = np.random.default_rng(4)
+    base, new = ([{**one, "total_output_tokens": 25_600} for one in exact(8)] for _ in range(2))
+    busy = rng.random(8) < 0.5
+    for side, factor in ((base, 1.0), (new, 1.5)):
+        for one, held_up in zip(side, busy, strict=True):
+            one["p99_itl_ms"] = (30.0 if held_up else 12.0) * factor * rng.lognormal(0, 0.02)
+            one |= {"needs": {"p99_itl_ms": 900}} if held_up else {}
+    found = compared(summary([cell(base)]), summary([cell(new)]), Rules(gates=("p99_itl_ms",)))
+    ((_, change),) = found.gates
+    assert 0 < busy.sum() < 8 and (change.pairs, change.gate) == (8, "failed")
+    for one in (*base, *new):
+        one["total_output_tokens"] = 400  # one gap a request: fewer than a p99 takes at all
+    ((_, few),) = compared(summary([cell(base)]), summary([cell(new)]), Rules(gates=("p99_itl_ms",))).gates
+    assert few.pairs == 8 - busy.sum()
+
+
 @pytest.mark.parametrize("change", [0.03, 0.4])
 @pytest.mark.parametrize("repeats", [1, 2, 4])
 def test_fewer_than_five_repeats_are_never_a_verdict(repeats: int, change: float) -> None:

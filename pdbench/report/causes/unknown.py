@@ -163,8 +163,8 @@ def unnamed_rest(case: Case, named: Container[str]) -> Iterator[tuple[Cause, Tak
             f"which of completion-polling, engine-loop-blocking and slow posting it is cannot be told from {requests:,}"
             " requests",
         ],
-        f"Repeat with --num-prompts {max(ENOUGH_REQUESTS, 4 * requests):,} and long answers, so that streams run beside"
-        " the handoffs: the gaps between their tokens say whether handoffs hold the loop.",
+        f"To tell which, repeat with --num-prompts {max(ENOUGH_REQUESTS, 4 * requests):,} and long answers, so that"
+        " streams run beside the handoffs: the gaps between their tokens say whether handoffs hold the loop.",
         "Decode alone at a low rate is as late (completion-polling), or is not (engine-loop-blocking).",
     )
 

@@ -128,10 +128,14 @@ def lacking(repeat: Repeat, metric: str) -> int | None:
     """How many requests a percentile takes, where a repeat has fewer. That they wait together and are worth fewer is no
     reason to leave it out: how much it varies is seen from repeat to repeat."""
     needed: int | None = (repeat.get("needs") or {}).get(metric)
-    if needed is None or (q := QUANTILES.get(metric[:3])) is None or "_itl_" in metric:
+    if needed is None or (q := QUANTILES.get(metric[:3])) is None:
         return needed
-    answered = (repeat.get("completed") or 0) + (repeat.get("timed_out") or 0)
-    return least if answered < (least := needed_for(q)) else None
+    least, answered = needed_for(q), (repeat.get("completed") or 0) + (repeat.get("timed_out") or 0)
+    if "_itl_" not in metric:
+        return least if answered < least else None
+    # Those of few gaps held up would be the calm ones: to count only repeats that are sure of theirs would choose.
+    gaps = (repeat.get("total_output_tokens") or 0) - answered
+    return needed if gaps < least else None
 
 
 def figure(repeat: Repeat, metric: str) -> float | None:
