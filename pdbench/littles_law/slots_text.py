@@ -36,7 +36,7 @@ def print_answers(documents: list[Document], page: Path | None) -> None:
 
 def _print(console: Console, document: Document) -> None:
     if "request_rate" in document:
-        console.print(validity(document) or f"{mark(document)}  {place(document)}")
+        console.print(validity(document) or f"From a valid cell: {place(document)}")
     console.print(headline(document), style="bold")
     console.print()
     console.print(_grid(figures(document)))
@@ -119,9 +119,10 @@ def validity(document: Document) -> str:
     void, flags = document["cell_void"], _flags(document)
     if not flags:
         return ""
-    said = f"{mark(document)}  {place(document)}: {', '.join(dict.fromkeys(void or flags))}"
+    codes = ", ".join(dict.fromkeys(void or flags))
     if not void:
-        return said
+        return f"From a valid cell, flagged {codes}: {place(document)}"
+    said = f"{mark(document)}  {place(document)}: {codes}"
     if set(void) == {OVERLOADED}:
         return f"{said}. The wait that it measured is a figure of its length."
     return f"{said}. What is computed from it means no more than it does: measure again first."

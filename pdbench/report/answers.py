@@ -312,13 +312,14 @@ def _percentiles(name: str, ordered: Gaps, doubts: Mapping[float, Doubt], needs:
     if (median := percentile(ordered, 0.5, ordered=True)) is not None:
         found[f"median_{name}_ms"] = median
     interval: dict[str, list[float | None]] = {}
+    least = 0  # what a lower percentile takes a higher one takes too, however few are in its tail to tell
     for label, q in QUANTILES.items():
         if (value := percentile(ordered, q, ordered=True)) is not None:
             found[f"{label}_{name}_ms"] = value
         ends, needed = doubts[q]
         interval[label] = list(ends)
         if needed is not None:
-            needs[f"{label}_{name}_ms"] = needed
+            needs[f"{label}_{name}_ms"] = least = max(least, needed)
     return {**found, f"{name}_ms_interval": interval}
 
 

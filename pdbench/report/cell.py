@@ -84,6 +84,11 @@ class Measured:
     def has_role(self, role: str) -> bool:
         return any(server.get("role") == role for server in self.deployment.get("servers", []))
 
+    @property
+    def cut(self) -> bool:
+        """Whether a repeat ended before its time: by the user, or with a load worker."""
+        return any(part.entry.get("state") != "done" for part in self.parts)
+
     def servers(self, role: str) -> int:
         """How many servers of a role the deployment has."""
         return sum(server.get("role") == role for server in self.deployment.get("servers", []))

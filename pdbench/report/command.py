@@ -140,10 +140,15 @@ def refuse_invalid(run: Run, summary: dict[str, Any]) -> None:
             "an SLO fails at every rate.", "Ease the --slo, or find what it goes to: the split of TTFT above."
         )
     if code:
-        some = any(repeat.get("valid") for cell in summary["cells"] for repeat in cell.get("repeats") or [])
+        some = any(
+            repeat.get("valid") and repeat.get("state", "done") == "done"
+            for cell in summary["cells"]
+            for repeat in cell.get("repeats") or []
+        )
         raise InvalidRun(
             f"no cell of {run.path} is valid as a whole: its void repeats are in its figures, and in no comparison."
             if some
             else f"no cell of {run.path} is valid; the numbers are kept, but they mean nothing as they stand.",
-            f"The flags and the verdict say why, and what to do first; so does {run.path / 'report.html'}",
+            f"The flags and the verdict say why, and what to do first; so does {run.path / 'report.html'}"
+            + (f". Go on: pdbench sweep --resume {run.path}" if summary.get("interrupted") else ""),
         )

@@ -50,6 +50,8 @@ def split_of(cell: Measured) -> Split | None:
     notes: list[str] = []
     parts: dict[str, float | None] = SPLITS[_dialect(cell)](cell, notes)
     known = {name: float(parts[name]) for name in PARTS if parts.get(name) is not None}  # type: ignore[arg-type]
+    if cell.cut and known.get("proxy", 0.0) < 0:  # servers count those without an answer too: no time is below zero
+        del known["proxy"]
     known["unexplained"] = mean - sum(known.values())
     return Split(known, tuple(notes), *_what_for(cell, known, parts.get("kv_pool")))
 

@@ -134,11 +134,12 @@ def cell_summary(cell: Measured, peers: Peers | None = None) -> dict[str, Any]:
     loop = None if case is None else held_loop(case)
     brief, validity = whole_cell(cell, None if loop is None else loop.tpot, validity)
     stopped = gone(cell)  # then gauges and counters are of different times, and no counsel rests on them
-    checks, advised = ([], []) if stopped else (cross_checks(cell), counsel(cell, split, causes))
+    checks = [] if stopped else cross_checks(cell)
+    advised = [] if stopped or cell.cut else counsel(cell, split, causes)
     entry: dict[str, Any] = {
         "cell": cell.cell.get("cell"),
         "target": cell.cell.get("target"),
-        "state": "done" if all(part.entry.get("state") == "done" for part in cell.parts) else "interrupted",
+        "state": "interrupted" if cell.cut else "done",
         "loop": "open" if cell.rate is not None else "closed",
         "request_rate": cell.rate,
         "max_concurrency": cell.streams,

@@ -227,6 +227,8 @@ def _legend(layout: Layout, cells: Sequence[CellSummary], slo: str) -> list[str]
     written = {text for row in layout.rows for text in row}
     heads = {" ".join(head).strip() for head in layout.heads}
     said: list[str] = [GOT] if "got req/s" in heads else []
+    if any(verdict_mark(cell) == "warn" for cell in cells):
+        said.append("warn: valid, with something to keep in mind: see the flags")
     if any(verdict_mark(cell) == "few" for cell in cells):
         said.append("few: valid, with too few requests for some percentile")
     if any("\N{PLUS-MINUS SIGN}" in text for text in written):
@@ -269,7 +271,9 @@ def _legend(layout: Layout, cells: Sequence[CellSummary], slo: str) -> list[str]
 
 
 def _asks(cell: CellSummary, quantile: str) -> int | None:
-    return next((n for m in ("ttft", "e2el") if (n := needed_requests(cell, quantile, m)) is not None), None)
+    """Of what the table shows: E2EL has its p99 alone there."""
+    shown = ("ttft", "e2el") if quantile == "p99" else ("ttft",)
+    return next((n for m in shown if (n := needed_requests(cell, quantile, m)) is not None), None)
 
 
 def _split(

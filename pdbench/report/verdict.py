@@ -219,7 +219,11 @@ def _busy_client(cells: Sequence[Mapping[str, Any]]) -> str:
 
 def _none_valid(cells: Sequence[Mapping[str, Any]]) -> str:
     """No cell is valid; where some of its repeats are, these can still be compared."""
-    repeats = [bool(repeat.get("valid")) for cell in cells for repeat in cell.get("repeats") or []]
+    repeats = [
+        bool(repeat.get("valid")) and repeat.get("state", "done") == "done"
+        for cell in cells
+        for repeat in cell.get("repeats") or []
+    ]
     if not any(repeats):
         return "No cell is valid"
     void, are = repeats.count(False), "is" if repeats.count(False) == 1 else "are"

@@ -126,7 +126,8 @@ def interruption(plan: Mapping[str, Any], cells: Sequence[CellSummary]) -> str:
         done += states.count("done")
     planned = len(plan.get("cells") or []) * int(plan.get("repeats") or 1)
     of = f"{done} of {counted(planned, 'cell')}" if planned else counted(done, "cell")
-    return f"Interrupted after {of}."
+    lost = " (a load worker was lost)" if any(cell.get("lost_workers") for cell in cells) else ""
+    return f"Interrupted after {of}{lost}."
 
 
 def cut_short(cell: CellSummary) -> str:
@@ -143,6 +144,7 @@ def cut_short(cell: CellSummary) -> str:
         return f"cut short before any answer{missing}"
     if gone is None and lost:
         return f"cut short: {answered:,} answered{missing}"
+    sent = None if sent is None else sent + (gone or 0)
     return f"cut short: {answered:,}{'' if sent is None else f' of {sent:,}'} answered{missing}"
 
 

@@ -173,7 +173,8 @@ class Live:
             given_up = f"each is given up {self.plan.timeout_s:g} s after it was sent (--timeout)"
             self._line(f"no answer for {STUCK_S:.0f} s and some are due: {given_up}; Ctrl-C keeps what is there")
 
-    def cell_ended(self, cell: Cell, repeat: int) -> None:
+    def cell_ended(self, cell: Cell, repeat: int, lost: Sequence[str] = ()) -> None:
+        """Say what a cell came to, and in sentences what was `lost` of it."""
         self.took_s[self.turn] = time.monotonic() - self.cell_started_s
         seen = self.seen
         parts = [f"{seen.ok:,} ok" + (f", {seen.failed:,} not" if seen.failed else "")]
@@ -189,6 +190,8 @@ class Live:
         name = cell_name(self.plan, cell, target=len(self.deployments) > 1).removesuffix(" tokens")
         place = f"probe {self.turn + 1}" if self.plan.search else f"{self.turn + 1}/{len(self.turns)}"
         self._line(f"{place}  {name}{again}: ", parts)
+        for sentence in lost:
+            self._line(f"{place}  {sentence}")
 
     def _line(self, head: str, parts: Sequence[str] = ()) -> None:
         """One line, which gives up its last parts where it does not fit; on a terminal it wraps between words."""

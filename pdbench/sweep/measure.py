@@ -147,7 +147,7 @@ async def _measure_cell(bench: Bench, cell: Cell, repeat: int) -> set[str | None
         gauges.cancel()
         # Whatever ended the cell, what it measured is closed off and kept.
         edge = await bench.sampler.end()
-        bench.live.cell_ended(cell, repeat)
+        bench.live.cell_ended(cell, repeat, lost_workers(entries[-1]))
         run.save()
         await asyncio.to_thread(run.seal, cell.cell, repeat)
     _note(run, cell, edge)

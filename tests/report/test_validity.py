@@ -75,14 +75,16 @@ def test_few_requests_are_flagged_with_the_number_needed(tmp_path: Path) -> None
     assert severity == "warn" and "299" in evidence
 
 
-@pytest.mark.parametrize(("streams", "more"), [(None, "--num-prompts {takes}"), (6, "--repeats {times}:")])
+@pytest.mark.parametrize(
+    ("streams", "more"), [(None, "--num-prompts {takes} or more"), (6, "--repeats {times} or more:")]
+)
 def test_requests_that_wait_together_are_too_few(tmp_path: Path, streams: int | None, more: str) -> None:
     world = World(n=400, slots=8, tokens=64, streams=streams, rate=None if streams else 8)
     severity, evidence = flags(tmp_path, world)["too-few-requests"]
     assert severity == "warn" and "are alike: only a lower bound is known" in evidence
     needs = summarise(make_run(tmp_path / "again", [[world]]))["cells"][0]["needs"]
     takes = {name: needs[f"p99_{name}_ms"] for name in ("ttft", "tpot", "e2el") if f"p99_{name}_ms" in needs}
-    names, numbers = [name.upper() for name in takes], {f"about {needed:,}" for needed in takes.values()}
+    names, numbers = [name.upper() for name in takes], {f"{needed:,} or more" for needed in takes.values()}
     assert all(name in evidence for name in names) and all(f"takes {number}" in evidence for number in numbers)
     assert ("TPOT" in evidence) == ("tpot" in takes)
     assert more.format(takes=takes["ttft"], times=math.ceil(takes["ttft"] / 400)) in evidence
@@ -401,6 +403,28 @@ def test_a_pause_or_another_rate_is_seen() -> None:
     assert departure(paused, 0.0, "poisson", 8.0) is not None
     assert departure(stamps * 1.5, 0.0, "poisson", 8.0) is not None
     assert departure(stamps[:5], 0.0, "poisson", 8.0) is None
+
+
+def test_a_cell_that_was_cut_is_told_as_one(tmp_path: Path) -> None:
+    """Its servers counted requests that the client gave up: no part of TTFT is below zero for it, and no advice rests
+    on what is left."""
+
+    def given_up(r: Req) -> None:
+        if r.i >= 60:
+            r.row |= {"status": "cancelled", "first_token_s": None, "last_token_s": None, "output_tokens": None}
+        elif r.i < 30:
+            r.row["first_token_s"] = r.arrive + 0.02  # what was answered was quick
+
+    run = make_run(tmp_path / "run", [[World(n=80, spoil=[given_up])]])
+    whole = summarise(run)
+    assert whole["cells"][0]["ttft_split_ms"]["proxy"] < 0 and whole["cells"][0]["state"] == "done"
+    run.document["cell_runs"][0]["state"] = "interrupted"
+    found = summarise(run)
+    (cell,) = found["cells"]
+    parts = cell["ttft_split_ms"]
+    assert "proxy" not in parts and sum(parts.values()) == pytest.approx(cell["mean_ttft_ms"])
+    assert not cell["counsel"]
+    assert "No cell is valid;" in found["verdict"] and "0 of 1 repeats" not in found["verdict"]
 
 
 def test_arrivals_off_voids(tmp_path: Path) -> None:

@@ -155,11 +155,16 @@ def _because(cell: CellChange, change: Change) -> str:
     leading = leading_parts(cell.parts)
     told = [part for part in cell.parts if part.sure]
     told = [part for part in told if part in leading or abs(part.change_ms) >= TELLING_PART * abs(total)]
+    # What is named may be more than there is: then something makes up for it.
+    against = [part for part in cell.parts if part.change_ms * total < 0 and part not in told]
+    back = _parts([part for part in against if abs(part.change_ms) >= TELLING_PART * abs(total)])
     if told:
         unsure = _parts([part for part in leading if not part.sure])
+        unsure = ", ".join(filter(None, (unsure, back)))
         return f" Of {said}: {_parts(told)}{unsure and f'; without evidence: {unsure}'}."
     if leading and "ttft" in change.metric:
-        return f" Of {said} no part has evidence of its own; the largest: {_parts(leading)}."
+        largest = ", ".join(filter(None, (_parts(leading), back)))
+        return f" Of {said} no part has evidence of its own; the largest: {largest}."
     return ""
 
 
