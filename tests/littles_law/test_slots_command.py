@@ -207,7 +207,7 @@ def test_validity_and_measured_waits_stand_beside_what_is_computed(
         (measured,) = [line for line in shown.splitlines() if line.startswith("measured")]
         assert "13.9 ms" in measured and "1.7 req/s" in measured
         codes = [flag["code"] for flag in some[0]["validity"]]
-        assert shown.startswith(("VOID", "warn", "ok")[cells.index(some[0])])
+        assert shown.startswith(("VOID", "From a valid cell, flagged", "From a valid cell: 4")[cells.index(some[0])])
         assert all(code in shown.splitlines()[0] and code in page.read_text() for code in codes)
         assert ("measure again first" in " ".join(shown.split())) == (VOID in some[0]["validity"])
     (tmp_path / "summary.json").write_text(json.dumps({"schema": 1, "cells": cells}))
