@@ -12,6 +12,7 @@ from pdbench.report.link_load import LinkLoad, link_load
 from pdbench.report.short_run import TELLING, ShortRun, short_run
 
 CODE = "not-steady-state"
+SENSIBLE = 30_000  # requests; an hour at 8 req/s
 OR_SHORT = "or take its figures for those of a short run (pdbench slots --from-run)"
 
 
@@ -43,6 +44,10 @@ def too_short(short: ShortRun | None, link: LinkLoad | None) -> list[Finding]:
 def _longer(short: ShortRun | None) -> str:
     if short is None or short.steady_requests is None:
         return "Run longer"
+    if short.steady_requests > SENSIBLE:
+        return (
+            f"It would take about {short.steady_requests:,} requests to hold mean TTFT to {TELLING:.0%}: lower the rate"
+        )
     return f"Run longer (about {short.steady_requests:,} requests hold mean TTFT to {TELLING:.0%})"
 
 
